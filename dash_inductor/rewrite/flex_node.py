@@ -13,8 +13,8 @@ from ..dropout import Dropout
 from ..op import DROPOUT, FLEX_BACKWARD, LEARNT, MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
 from ..problem import dtype_name
 from ..reference import LOG2E
+from .function_builder import everything
 from .mask_function import MaskFunction
-from .mask_reader import everything
 from .nodes import call
 from .score_function import ScoreFunction, identity
 

@@ -18,18 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from ..decision import Declined
-from .mask_function import LARGEST, NAMES, MaskFunction
-from .nodes import SQUEEZES, VIEWS, aten, call_of, is_one, reached
-from .proofs import constant, is_constant
-from .score_function import ScoreFunction, adding
+from .function_builder import FunctionBuilder, Index, Unreadable
+from .mask_function import MaskFunction
+from .nodes import SQUEEZES, VIEWS, aten, call_of, is_one
+from .proofs import is_constant
+from .score_function import ScoreFunction
 
 log = logging.getLogger("dash_inductor")
 prims = torch.ops.prims
 HIDES = -1e38  # what is at most this takes up any score that it is added to, so that softmax gives 0 in a row that sees a key
-MOST_ADDRESSED = 2**31  # elements of a tensor whose index 32 bits hold
 EVERY_POINTWISE = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.abs.default, aten.neg.default, aten.where.self),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.remainder.Scalar, aten.remainder.Tensor),
@@ -45,12 +44,7 @@ DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compar
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default}
 CASTS = {prims.convert_element_type.default, aten._to_copy.default}
-Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
 Bias = tuple[Any, Any]  # whether a query sees a key, and what is added to the score then: a number, or a node of fp32
-
-
-class _Unreadable(Exception):
-    """A tensor is no function of positions, small tensors and what the graph is given."""
 
 
 def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) -> tuple[MaskFunction, ScoreFunction | None]:
@@ -67,18 +61,19 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
         Declined: it lies on another device.
     """
     reader = Reader(device)
+    function = reader.function
     visible: Any = True
     bias: Any = 0.0
     if mask is not None:
         value = mask.meta["val"]
-        index = _within(value, tuple(reader.variables.values()))
+        index = _within(value, tuple(function.variables.values()))
         visible, bias = reader.biased(mask, index) if value.is_floating_point() else (reader.condition(mask, index), 0.0)
     if causal:
-        visible = reader.both(visible, reader.call(aten.ge.Tensor, reader.variables["m"], reader.variables["n"]))
-    scores = reader.score_function(bias)
+        visible = function.both(visible, function.call(aten.ge.Tensor, function.variables["m"], function.variables["n"]))
+    scores = None if _is_zero(bias) else function.score_function(bias)
     if scores and scores.captures:
         tell_of_least_rows()
-    return reader.mask_function(visible), scores
+    return function.mask_function(visible), scores
 
 
 @functools.cache
@@ -90,12 +85,6 @@ def tell_of_least_rows() -> None:
     )
 
 
-def everything(device: torch.device) -> MaskFunction:
-    """Every key is seen."""
-    reader = Reader(device)
-    return reader.mask_function(reader.constant_of(True))
-
-
 def _within(value: Tensor, index: Sequence[Any]) -> Index:
     """The index of a tensor that is broadcast: the last ones, 0 where it has one element."""
     own = index[len(index) - value.dim() :]
@@ -103,62 +92,30 @@ def _within(value: Tensor, index: Sequence[Any]) -> Index:
 
 
 class Reader:
-    """Builds the function's graph from the mask's nodes, from the mask backwards."""
+    """Reads the mask's nodes, from the mask backwards, into the function that it builds."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.graph = fx.Graph()
-        self.variables = {name: self.graph.placeholder(name) for name in NAMES}
-        self.depends = {node: frozenset(name) for name, node in self.variables.items()}  # on which variables a node does
-        self.in_range = {*self.variables.values()}  # what is an index of any dimension that it goes over
-        self.captured: dict[fx.Node, fx.Node] = {}
+        self.function = FunctionBuilder(device)
         self.known: dict[tuple[fx.Node, Index], Any] = {}
-
-    def mask_function(self, visible: Any) -> MaskFunction:
-        """The function that returns `visible`."""
-        visible = self.constant_of(False) if visible is False else visible
-        graph, copies, captures = self._graph_of(visible)
-        graph.output(copies.get(visible, visible))
-        graph.lint()
-        return MaskFunction(fx.GraphModule(torch.nn.Module(), graph), captures)
-
-    def score_function(self, bias: Any) -> ScoreFunction | None:
-        """The function that adds `bias` to a score; None where it is 0."""
-        if _is_zero(bias):
-            return None
-        graph, copies, captures = self._graph_of(bias, "score")
-        return adding(graph, copies.get(bias, bias), captures)
-
-    def _graph_of(self, result: Any, *first: str) -> tuple[fx.Graph, dict[Any, fx.Node], tuple[fx.Node, ...]]:
-        """A graph of what a node needs, without an output, with further arguments before (b, h, m, n); the nodes of it by ours; and
-        what it captures."""
-        needed = reached([result] if isinstance(result, fx.Node) else [], lambda node: node.all_input_nodes)
-        graph, copies = fx.Graph(), dict[Any, fx.Node]()
-        for name in first:
-            graph.placeholder(name)
-        for node in self.graph.nodes:
-            if node in needed or node in self.variables.values():
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-        return graph, copies, tuple(node for node, capture in self.captured.items() if capture in needed)
 
     def condition(self, node: fx.Node, index: Index) -> Any:
         """The element of a bool node, which is captured whole if nothing else can be."""
         try:
             return self.at(node, index)
-        except _Unreadable:
+        except Unreadable:
             return self._whole(node, index)
 
     def biased(self, node: fx.Node, index: Index) -> Bias:
         """What a node of floats does to a score; it is captured whole if nothing else can be."""
         try:
             return self._biased(node, index)
-        except _Unreadable:
+        except Unreadable:
             return self._of_element(self._whole(node, index), node.meta["val"].dtype)
 
     def _biased(self, node: Any, index: Index) -> Bias:
         op, args = call_of(node)
         if not isinstance(node.meta.get("val"), Tensor):  # a number that is known at run time only
-            raise _Unreadable(node)
+            raise Unreadable(node)
         dtype = node.meta["val"].dtype
         if op in FILLS:
             return _of_number(args[-1], dtype)
@@ -173,7 +130,7 @@ class Reader:
             if op in (aten.add.Tensor, aten.minimum.default) and not node.kwargs:
                 (sees, bias), (sees_too, other) = (self._exact(x, index, dtype) for x in args)
                 if (_is_zero(bias) and _is_zero(other)) or (op is aten.add.Tensor and 0.0 in (bias, other)):
-                    return self.both(sees, sees_too), other if _is_zero(bias) else bias
+                    return self.function.both(sees, sees_too), other if _is_zero(bias) else bias
         return self._of_element(self._capture(node, index), dtype)
 
     def _exact(self, x: Any, index: Index, dtype: torch.dtype) -> Bias:
@@ -183,70 +140,70 @@ class Reader:
         visible, bias = self._biased(x, _broadcast(x, index))
         if not isinstance(bias, fx.Node):
             fits, rounded = _of_number(bias, dtype)
-            return self.both(visible, fits), rounded
+            return self.function.both(visible, fits), rounded
         if dtype not in (x.meta["val"].dtype, torch.float32, torch.float64):
             raise _Inexact  # kernels compute in fp32, and would not round
         return visible, bias
 
     def _of_element(self, element: Any, dtype: torch.dtype) -> Bias:
         """A NaN is seen, and comes into the gradients."""
-        bias = element if dtype == torch.float32 else self.call(prims.convert_element_type.default, element, torch.float32)
-        hidden = self.call(aten.le.Scalar, bias, HIDES)
-        return self.call(aten.logical_not.default, hidden), bias
+        bias = element if dtype == torch.float32 else self.function.call(prims.convert_element_type.default, element, torch.float32)
+        hidden = self.function.call(aten.le.Scalar, bias, HIDES)
+        return self.function.call(aten.logical_not.default, hidden), bias
 
     def _selected_bias(self, condition: Any, kept: Bias, other: Bias) -> Bias:
         (sees, bias), (sees_too, of_other) = kept, other
-        visible = self._selected(condition, sees, sees_too)
+        visible = self.function.selected(condition, sees, sees_too)
         if sees is False or sees_too is False or bias is of_other or bias == of_other:  # of a key that is hidden any will do
             return visible, of_other if sees is False else bias
         if isinstance(condition, bool):
             return visible, bias if condition else of_other
-        biases = (x if isinstance(x, fx.Node) else self.constant_of(float(x)) for x in (bias, of_other))
-        return visible, self.call(aten.where.self, condition, *biases)
+        biases = (x if isinstance(x, fx.Node) else self.function.constant_of(float(x)) for x in (bias, of_other))
+        return visible, self.function.call(aten.where.self, condition, *biases)
 
     def at(self, node: Any, index: Index) -> Any:
         """The element of a node of bools or integers at the index."""
         if not isinstance(node, fx.Node):
-            return self._number(node)
+            return self.function.number(node)
         if (node, index) not in self.known:
             try:
                 self.known[node, index] = self._at(node, index)
-            except _Unreadable:
+            except Unreadable:
                 self.known[node, index] = self._capture(node, index)
         return self.known[node, index]
 
     def _at(self, node: fx.Node, index: Index) -> Any:
         op, args = call_of(node)
         if not isinstance(node.meta.get("val"), Tensor):
-            raise _Unreadable(node)
+            raise Unreadable(node)
         if op in FILLS:
-            return self._number(args[-1])
+            return self.function.number(args[-1])
         if op is prims.iota.default:
-            start, step = (self._number(node.kwargs[name]) for name in ("start", "step"))
-            return self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[0], step), start)
+            start, step = (self.function.number(node.kwargs[name]) for name in ("start", "step"))
+            return self.function.call(aten.add.Tensor, self.function.call(aten.mul.Tensor, index[0], step), start)
         if (source := self._source(node, index)) is not None:
             return self.at(*source)
-        if not is_constant(node) and self._may_capture(index):
+        if not is_constant(node) and self.function.may_capture(index):
             return self._capture(node, index)
         if op is aten.index.Tensor and (at := self._positions(node, index)):
             return self._capture(args[0], at)
         if op not in EVERY_POINTWISE:
             return self._capture(node, index)
         if node.meta["val"].is_floating_point():
-            raise _Unreadable(node)  # its rounding may differ in a kernel
+            raise Unreadable(node)  # its rounding may differ in a kernel
         if op is prims.convert_element_type.default:
-            return self.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
+            return self.function.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
         values, dtype = [self.at(x, _broadcast(x, index)) for x in args], node.meta["val"].dtype
         if dtype not in DTYPES:
-            raise _Unreadable(node)  # positions may not fit in it
+            raise Unreadable(node)  # positions may not fit in it
         if op is aten.bitwise_and.Tensor and dtype == torch.bool:
-            return self.both(*values)
+            return self.function.both(*values)
         if dtype != torch.bool:  # positions fit 32 bits (mask_bounds.py), in which a kernel has them; what is captured may not
             values = [
-                self.call(prims.convert_element_type.default, value, dtype) if _is_narrower(x, dtype) else value
+                self.function.call(prims.convert_element_type.default, value, dtype) if _is_narrower(x, dtype) else value
                 for x, value in zip(args, values, strict=True)
             ]
-        return self.call(op, *values, **node.kwargs)
+        return self.function.call(op, *values, **node.kwargs)
 
     def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
         """Where a view, or a gather by plain positions, has its element from; None for another op."""
@@ -296,14 +253,14 @@ class Reader:
             return (inner, index) if whole and not any(pads[::2]) and (start, step) == (0, 1) else None
         if not (isinstance(start, int) and start >= 0 and isinstance(step, int)):
             return None
-        at = self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[dim], step), start)
-        if index[dim] in self.in_range:
-            self.in_range.add(at)
+        at = self.function.call(aten.add.Tensor, self.function.call(aten.mul.Tensor, index[dim], step), start)
+        if index[dim] in self.function.in_range:
+            self.function.in_range.add(at)
         return source, (*index[:dim], at, *index[dim + 1 :])
 
     def _gathered(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
         at = self._positions(node, index)
-        if at is None or not all(x in self.in_range or (isinstance(x, int) and x >= 0) for x in at):
+        if at is None or not all(x in self.function.in_range or (isinstance(x, int) and x >= 0) for x in at):
             return None  # negative ones would count from the end
         return source, at
 
@@ -314,103 +271,20 @@ class Reader:
             return None
         return tuple(self.at(x, _broadcast(x, index)) for x in indices)
 
-    def _may_capture(self, index: Index) -> bool:
-        """Whether an element at the index is one of a small tensor: no two of its dimensions go over queries and over keys."""
-        over = [self.depends.get(x, frozenset()) for x in index]
-        return not any("m" in a and "n" in b for i, a in enumerate(over) for j, b in enumerate(over) if i != j)
-
     def _capture(self, node: fx.Node, index: Index) -> Any:
-        if not (self._may_capture(index) or _is_given(node)):
-            raise _Unreadable(node)
-        return self._element(node, index)
+        if not (self.function.may_capture(index) or _is_given(node)):
+            raise Unreadable(node)
+        return self.function.element(node, index)
 
     def _whole(self, node: fx.Node, index: Index) -> Any:
         """An element of a tensor of queries and keys that the graph computes: of the one that the forward has in memory."""
         while node.target is aten.expand.default:
             node, index = call_of(node)[1][0], _broadcast(call_of(node)[1][0], index)
         try:
-            return self._element(node, index)
-        except _Unreadable:
+            return self.function.element(node, index)
+        except Unreadable:
             device = node.meta["val"].device
-            raise Declined(f"the mask is on {device}, and the attention on {self.device}", "move the mask there") from None
-
-    def _element(self, node: fx.Node, index: Index) -> Any:
-        value = node.meta["val"]
-        if value.device != self.device:
-            raise _Unreadable(node)
-        rows = (self.variables["b"], self.variables["h"])
-        index = tuple(0 if x in rows and _is_same_along(node, dim) else x for dim, x in enumerate(index))
-        if node not in self.captured:
-            with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
-                self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
-            self.depends[self.captured[node]] = frozenset()
-        positions = [self._place(x, size) for x, size in zip(index, value.shape, strict=True)]
-        if guard_or_true(_reach(value) >= MOST_ADDRESSED):  # else kernels would compute the address in the 32 bits of positions
-            positions = [self.call(prims.convert_element_type.default, x, torch.int64) for x in positions]
-        element = self.graph.call_function(aten.index.Tensor, (self.captured[node], positions)) if index else self.captured[node]
-        self.depends[element] = frozenset().union(*(self.depends[x] for x in positions))
-        return element
-
-    def _place(self, at: Any, size: Any) -> fx.Node:
-        """An index of a dimension: a kernel neither counts negative ones from the end nor keeps them in range, as the op does."""
-        if at in self.in_range:
-            return at
-        if not isinstance(at, fx.Node):
-            return self.constant_of(at if at >= 0 else at + self._number(size))
-        last, call = self._number(size) - 1, self.call
-        from_end = call(aten.where.self, call(aten.lt.Scalar, at, 0), call(aten.add.Tensor, at, last + 1), at)
-        return call(aten.minimum.default, call(aten.maximum.default, from_end, 0), last)
-
-    def constant_of(self, value: float) -> fx.Node:
-        """A number, in the dtype of its type."""
-        dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(value)]
-        return self.call(aten.full.default, [], value, dtype=dtype, device=self.device)
-
-    def _number(self, value: Any) -> Any:
-        if isinstance(value, (bool, int)) and abs(value) < LARGEST:
-            return value
-        raise _Unreadable(value)  # positions are compared with it in 32 bits
-
-    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """A node of the function, or the value of one without variables."""
-        nodes = [x for x in args if isinstance(x, fx.Node)]
-        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
-        if not nodes and op is not aten.full.default:
-            return self._folded(op, args, kwargs, takes_tensor)
-        is_same = not kwargs and ((op is aten.add.Tensor and 0 in args) or (op is aten.mul.Tensor and 1 in args))
-        if is_same and nodes[0] in self.variables.values():
-            return nodes[0]
-        args = tuple(
-            self.constant_of(x) if tensor and not isinstance(x, fx.Node) else x
-            for x, tensor in zip(args, takes_tensor, strict=False)
-        )
-        node = self.graph.call_function(op, args, kwargs)
-        self.depends[node] = frozenset().union(*(self.depends[x] for x in nodes))
-        return node
-
-    def _folded(self, op: Any, args: Sequence[Any], kwargs: Any, takes_tensor: Sequence[bool]) -> Any:
-        with unset_fake_temporarily():
-            value = op(*(torch.tensor(x) if tensor else x for x, tensor in zip(args, takes_tensor, strict=False)), **kwargs).item()
-        return self._number(value)
-
-    def both(self, x: Any, y: Any) -> Any:
-        """x and y."""
-        if isinstance(x, bool):
-            x, y = y, x
-        if isinstance(y, bool):
-            return x if y else False
-        return self.call(aten.bitwise_and.Tensor, x, y)
-
-    def _selected(self, condition: Any, kept: Any, other: Any) -> Any:
-        """(condition and kept) or (not condition and other)."""
-        if isinstance(condition, bool) or kept is other:
-            return kept if condition else other
-        hidden = self.call(aten.logical_not.default, condition)
-        left, right = self.both(kept, condition), self.both(other, hidden)
-        if isinstance(left, bool) or isinstance(right, bool):
-            left, right = (right, left) if isinstance(left, bool) else (left, right)
-            return True if right is True else left
-        return self.call(aten.bitwise_or.Tensor, left, right)
+            raise Declined(f"the mask is on {device}, and the attention on {self.function.device}", "move the mask there") from None
 
 
 class _Inexact(Exception):
@@ -436,18 +310,6 @@ def _is_given(node: fx.Node) -> bool:
     while node.target in VIEWS:
         node = node.args[0]  # type: ignore[assignment]
     return node.op == "placeholder"
-
-
-def _reach(value: Tensor) -> Any:
-    """Elements from the first to the last of a tensor in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-
-
-@unset_fake_temporarily()
-def _is_same_along(node: fx.Node, dim: int) -> bool:
-    """Whether a node is known to have the same elements all along a dimension, as positions have that are expanded to the batch."""
-    value = constant(node)
-    return value is not None and value.shape[dim] > 0 and torch.equal(value, value.narrow(dim, 0, 1).expand_as(value))
 
 
 def _broadcast(x: Any, index: Index) -> Index:

@@ -53,7 +53,7 @@ PLACES = {
     "matching": (CAUSAL, "rewrite.sdpa.sdpa_backward_of"),
     "reading the node": (CAUSAL, "rewrite.stock_ops.arguments"),
     "saying what is declined": (WIDE, "rewrite.declined.arguments"),
-    "a bias that is added to scores": (BIASED, "rewrite.mask_reader.adding"),
+    "a bias that is added to scores": (BIASED, "rewrite.function_builder.adding"),
     "reading a mask": (WINDOW, "rewrite.sdpa.read"),
     "proving a mask": (FLEX, "rewrite.flex.mask_of"),
     "resolving": (CAUSAL, "rewrite.resolved.resolve"),
