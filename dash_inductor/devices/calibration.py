@@ -31,9 +31,9 @@ class Timing:
         shifted = self.family == "shift"
         formula = shift.GROUPED if shifted else monotone.FULL
         sizes = self.n_q, self.n_kv, 1, self.heads, self.roles, self.heads_in_flight
-        times = formula(*sizes, 1, 0), formula(*sizes, self.roles, 1)
-        steps, together = (time.ns for time in times if time)
-        return 1, steps // self.n_q, 0 if shifted else steps, steps if shifted else 0, together - self.roles * steps
+        times = formula(*sizes, 0, 0, 1), formula(*sizes, 1, 0, 0), formula(*sizes, self.roles, 1, 0)
+        chains, steps, together = (time.ns for time in times if time)
+        return 1, chains, 0 if shifted else steps, steps if shifted else 0, together - self.roles * steps
 
 
 @dataclass(frozen=True)

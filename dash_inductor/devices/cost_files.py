@@ -260,7 +260,7 @@ def load_costs(
     ValueError.
 
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
-    3319
+    3334
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128, kernel=GLUON, mask="causal").step_ns
     2314
     >>> load_costs("emulated", block_m=16, block_n=32, head_dim=64).workers

@@ -141,11 +141,9 @@ class CandidateBuilder:
         sizes = self.n_q, self.n_kv, self.geometry.ratio, self.heads, roles, in_flight
         step_ns = self._step_ns(family, roles, in_flight)
         formula = self.formula(family)
-        others = {
-            "chain_ns": self.costs.chain_ns,
-            "beside_ns": self.costs.launches.beside_ns(self.problem.elements, two_pass=False),
-        }
-        time = formula(*sizes, self.problem.group * step_ns, self.costs.hop_ns, **others) if formula else None
+        times = self.problem.group * step_ns, self.costs.hop_ns, self.costs.chain_ns
+        beside_ns = self.costs.launches.beside_ns(self.problem.elements, two_pass=False)
+        time = formula(*sizes, *times, beside_ns=beside_ns) if formula else None
         if family in ROUND_ROBIN and self.n_q > ROUND_ROBIN_MAX_N_Q:
             time = None
         return Candidate(family, roles, in_flight, time.ns if time else None, stride, self._mirrored(family), is_default)

@@ -46,4 +46,4 @@ def time_of(plan: Plan, *, step_ns: int, hop_ns: int, chain_ns: int = 0) -> Time
         return None
     formula = formula_for(plan.family, g.mask)
     sizes = g.n_q, g.n_kv, g.ratio, plan.heads, plan.roles, plan.heads_in_flight
-    return formula(*sizes, step_ns * plan.group, hop_ns, chain_ns=chain_ns) if formula else None
+    return formula(*sizes, step_ns * plan.group, hop_ns, chain_ns) if formula else None

@@ -56,46 +56,44 @@ def integers(names: str) -> Any:
 
 
 # Of the schedules of one pass: Q tiles, KV tiles, Q tiles beside a KV tile on the diagonal, kv heads of the batch, roles of a head
-# (under a round robin: workers), heads in flight, ns of a step of a whole group of query heads, ns of a hop.
-SIZES = n_q, n_kv, k, heads, A, G, tau, lam = integers("n_q n_kv k heads A G tau lam")
-# ns of the beginning and end of a chain, of two passes of a CTA; and of all that runs beside the main kernel.
-eta, rho = integers("eta rho")
+# (under a round robin: workers), heads in flight, ns of a step of a whole group of query heads, ns of a hop, ns of the beginning
+# and end of a chain; of two passes, of a CTA.
+SIZES = n_q, n_kv, k, heads, A, G, tau, lam, eta = integers("n_q n_kv k heads A G tau lam eta")
+(rho,) = integers("rho")  # ns of all that runs beside the main kernel
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Ints for `parameters` to the makespan in ns: never less than the simulator's, the same where `exact` holds and eta is 0.
+    """Ints for `parameters` to the makespan in ns: never less than the simulator's, the same where `exact` holds.
 
     applies: the relation under which it is a bound at all.
-    chains: how many the busiest CTA runs, each of which takes eta beside its steps.
-    parts: names for what ns, chains, applies and exact are made of; each may use those before it.
+    parts: names for what ns, applies and exact are made of; each may use those before it.
     """
 
     ns: sympy.Expr
     applies: Boolean = sympy.true
     exact: Boolean = sympy.false
-    chains: sympy.Expr = sympy.S.Zero
     parts: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     parameters: tuple[sympy.Symbol, ...] = SIZES
 
-    def __call__(self, *sizes: int, chain_ns: int = 0, beside_ns: int = 0) -> Time | None:
-        """The time for positive ints, one per parameter, with eta and rho; None where the formula does not apply."""
-        ns, applies, exact, chains = self._compiled(*sizes)
-        return Time(ns + chains * chain_ns + beside_ns, exact and chain_ns == 0) if applies else None
+    def __call__(self, *sizes: int, beside_ns: int = 0) -> Time | None:
+        """The time for ints, one per parameter, with rho; None where the formula does not apply."""
+        ns, applies, exact = self._compiled(*sizes)
+        return Time(ns + beside_ns, exact) if applies else None
 
     @cached_property
-    def _compiled(self) -> Callable[..., tuple[int, bool, bool, int]]:
+    def _compiled(self) -> Callable[..., tuple[int, bool, bool]]:
         return sympy.lambdify(
             self.parameters,
-            (self.ns, self.applies, self.exact, self.chains),
+            (self.ns, self.applies, self.exact),
             modules=[{"Max": max, "Min": min, "FloorDiv": operator.floordiv, "CeilDiv": lambda a, b: -(-a // b)}],
             cse=lambda expressions: (list(self.parts.items()), expressions),  # its parts are its common subexpressions
         )
 
     @property
     def total(self) -> sympy.Expr:
-        """The time with eta and rho."""
-        return self.ns + self.chains * eta + rho
+        """The time with rho."""
+        return self.ns + rho
 
     @property
     def lines(self) -> list[str]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sympy
 
-from .formula import A, CeilDiv, FloorDiv, Formula, G, Max, Min, heads, integers, k, lam, n_kv, n_q, tau
+from .formula import A, CeilDiv, FloorDiv, Formula, G, Max, Min, eta, heads, integers, k, lam, n_kv, n_q, tau
 
 rounds, passes, sweep, turn = integers("rounds passes sweep turn")
 _WHOLE = {rounds: CeilDiv(heads, G), passes: CeilDiv(n_kv, A)}
 
 # A pass takes a sweep of its tiles, or one turn round the ring of roles if that is longer, except for the last of a head: the next
-# head waits for nobody. Alone, a role waits for nobody either.
+# head waits for nobody. Alone, a role waits for nobody either. The last chain ends last.
 FULL = Formula(
-    rounds * ((passes - 1) * Max(sweep, turn) + sweep) + (A - 1) * lam,
-    chains=rounds * passes,
-    exact=sympy.Eq(n_kv % A, 0),
-    parts={**_WHOLE, sweep: n_q * tau, turn: Min(A - 1, 1) * A * lam},
+    rounds * ((passes - 1) * Max(sweep, turn) + sweep) + ((n_kv - 1) % A) * lam,
+    exact=sympy.true,
+    parts={**_WHOLE, sweep: n_q * tau + eta, turn: Min(A - 1, 1) * A * lam},
 )
 
 ring, late, skew, odd, pairs, first = integers("ring late skew odd pairs first")
@@ -29,7 +28,6 @@ next_odd, next_even, later = integers("next_odd next_even later")
 MIRRORED = Formula(
     Min(filled, one + (rounds - 1) * later),
     applies=n_q > k * (n_kv - 1),
-    chains=total,
     exact=sympy.Or(sympy.Eq(n_kv % A, 0), sympy.Eq(rounds, 1)),
     parts={
         **_WHOLE,
@@ -41,14 +39,15 @@ MIRRORED = Formula(
         last: k * (passes * A - 1),  # where the last chain would begin
         lone: total % 2,  # a last pass without its mirror ends with its first, longest chain
         filled: FloorDiv(total * (2 * Max(n_q, last) - last) + lone * k * (A - 1), 2) * tau
+        + total * eta
         + (A - 1) * (FloorDiv(total, 2) * ring + skew + lone * (late - skew)),
         # One round: whole pairs of passes; then a last pass (of an odd number), or a last pair that may lack chains (an even one).
         odd: passes % 2,
         pairs: FloorDiv(passes - 1, 2),
         first: 2 * pairs * A,  # the first chain after the whole pairs
-        whole: pairs * ((2 * n_q - k * (first - 1)) * tau + (A - 1) * ring),
-        longest: (n_q - k * first) * tau,
-        both: (2 * n_q - k * (2 * (first + A) - 1)) * tau,  # of a role with two chains in the last pair
+        whole: pairs * ((2 * n_q - k * (first - 1)) * tau + (A - 1) * ring + 2 * eta),
+        longest: (n_q - k * first) * tau + eta,
+        both: (2 * n_q - k * (2 * (first + A) - 1)) * tau + 2 * eta,  # of a role with two chains in the last pair
         left: n_kv - first - A - 1,
         # An odd number ends with its first chain; or, if that is short, the pass before it ends with its last one.
         end_odd: Max(longest + (n_kv - first - 1) * late, (A - 1) * skew),

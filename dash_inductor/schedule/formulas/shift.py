@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .formula import A, CeilDiv, FloorDiv, Formula, G, Max, Min, heads, integers, lam, n_kv, n_q, tau
+from .formula import A, CeilDiv, FloorDiv, Formula, G, Max, Min, eta, heads, integers, lam, n_kv, n_q, tau
 
 turns, roles, stride, step = integers("turns roles stride step")
 
@@ -13,9 +13,8 @@ def _shift(turns_of_worker: CeilDiv, roles_of_head: Min) -> Formula:
     A longer hop costs no more than steps so long that it fits.
     """
     return Formula(
-        turns * n_q * step,
+        turns * (n_q * step + eta),
         applies=n_q >= roles,
-        chains=turns,
         exact=lam <= stride * tau,
         parts={
             turns: turns_of_worker,

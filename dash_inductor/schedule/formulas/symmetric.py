@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import sympy
 
-from .formula import A, CeilDiv, Formula, G, Max, heads, integers, k, lam, n_kv, n_q, tau
+from .formula import A, CeilDiv, FloorDiv, Formula, G, Max, Min, eta, heads, integers, k, lam, n_kv, n_q, tau
 
-turns, pairs, steps, step, late, single = integers("turns pairs steps step late single")
+turns, pairs, steps, stride, step, late = integers("turns pairs steps stride step late")
 
 
 def _symmetric(turns_of_worker: CeilDiv) -> Formula:
     """A worker runs `turns` pairs of chains, all of `steps` steps.
 
-    For an even n_kv the clock leaves k steps between neighbours, but one where a pair leaves its rectangle; for an odd one it
-    leaves one everywhere. A hop that does not fit costs no more than steps so long that it does.
+    The clock leaves `stride` steps between neighbours, but one where a pair leaves its rectangle. A hop that does not fit costs no
+    more than steps so long that it does. The stride is k, but less on the ring of an odd n_kv whose last tile is short.
     """
     return Formula(
-        turns * (steps * step + late * (1 + single * (steps - 1))),
+        turns * (steps * step + late + 2 * eta),
         applies=n_q > k * (n_kv - 1),
-        chains=2 * turns,
-        exact=sympy.And(sympy.Eq(single, 0), lam <= tau),
+        exact=sympy.And(sympy.Eq(n_kv % 2, 0), lam <= tau),
         parts={
             pairs: CeilDiv(n_kv, 2),
             turns: turns_of_worker,
             steps: 2 * n_q - k * (n_kv - 1),
-            single: n_kv % 2,
-            step: Max(tau, CeilDiv(lam, k)),
+            stride: Max(1, Min(k, FloorDiv(n_q - k * (pairs - 1), pairs))),
+            step: Max(tau, CeilDiv(lam, stride)),
             late: Max(0, lam - step),
         },
     )

@@ -173,8 +173,8 @@ SHORT = [
 
 
 def test_short_sequences_take_what_a_simulation_says() -> None:
-    """48 shapes of up to 4,096 positions, by the costs of an H200: the time that decides is within 0.2 % of a simulation that has
-    waits and the ends of chains."""
+    """48 shapes of up to 4,096 positions, by the costs of an H200: the time that decides is that of a simulation that has waits and
+    the ends of chains."""
     for mask, head_dim, length, (batch, kv_heads, group) in SHORT:
         problem = Problem(mask, batch, kv_heads * group, kv_heads, length, length, head_dim, "bf16")
         found = resolve(problem, Config(template="one_pass"), Target("h200", 90, 132))
@@ -183,7 +183,7 @@ def test_short_sequences_take_what_a_simulation_says() -> None:
         paid = {"compute_ns": costs.step_ns, "sync_ns": costs.hop_ns, "chain_ns": costs.chain_ns}
         simulated = simulate(plan, **paid, reduce_ns=0).makespan_ns
         beside_ns = costs.launches.beside_ns(found.choice.problem.elements, two_pass=False)
-        assert ns == pytest.approx(simulated + beside_ns, rel=2e-3), (mask, head_dim, length, batch, kv_heads, group)
+        assert ns == simulated + beside_ns, (mask, head_dim, length, batch, kv_heads, group)
 
 
 def test_what_runs_beside_decides_where_sequences_are_short() -> None:

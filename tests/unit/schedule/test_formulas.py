@@ -49,19 +49,20 @@ def placed(draw: st.DrawFn, kind: str) -> Plan:
     return place_heads("descending" if kind == "mirrored" else kind, geometry, roles, **how)
 
 
-def simulated(plan: Plan, step_ns: int, hop_ns: int) -> int:
-    if plan.order.name in MONOTONE:
-        return monotone_makespan(plan, step_ns=step_ns, hop_ns=hop_ns)  # test_recursion: as simulate, and faster
+def simulated(plan: Plan, step_ns: int, hop_ns: int, chain_ns: int = 0) -> int:
+    if plan.order.name in MONOTONE:  # test_recursion: as simulate, and faster
+        return monotone_makespan(plan, step_ns=step_ns, hop_ns=hop_ns, chain_ns=chain_ns)
     reduce_ns = min(step_ns, hop_ns) // 2  # only their sums matter
-    return simulate(plan, compute_ns=step_ns - reduce_ns, reduce_ns=reduce_ns, sync_ns=hop_ns - reduce_ns).makespan_ns
+    costs = {"compute_ns": step_ns - reduce_ns, "reduce_ns": reduce_ns, "sync_ns": hop_ns - reduce_ns, "chain_ns": chain_ns}
+    return simulate(plan, **costs).makespan_ns
 
 
-def by_formula(plan: Plan, step_ns: int, hop_ns: int) -> Time:
+def by_formula(plan: Plan, step_ns: int, hop_ns: int, chain_ns: int = 0) -> Time:
     g = plan.order.geometry
     formula = formula_for(plan.family, g.mask)
     assert formula
     sizes = g.n_q, g.n_kv, g.ratio, plan.heads, plan.roles, plan.heads_in_flight
-    time = formula(*sizes, step_ns * plan.group, hop_ns)
+    time = formula(*sizes, step_ns * plan.group, hop_ns, chain_ns)
     assert time
     return time
 
@@ -73,15 +74,17 @@ def is_exact(plan: Plan, step_ns: int, hop_ns: int) -> bool:
         return hop_ns <= order.stride * tau
     if isinstance(order, Symmetric):
         return n % 2 == 0 and hop_ns <= tau
-    return n % order.roles == 0 or (order.mirrored and isinstance(plan, GroupedPlan) and plan.rounds == 1)
+    return not order.mirrored or n % order.roles == 0 or (isinstance(plan, GroupedPlan) and plan.rounds == 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), step_ns=st.integers(1, 20), steps_of_a_hop=st.sampled_from([1, 4]))
 def test_a_formula_is_exact_or_a_bound_as_it_says(kind: str, data: st.DataObject, step_ns: int, steps_of_a_hop: int) -> None:
     plan = data.draw(placed(kind))
-    hop_ns = data.draw(st.integers(0, steps_of_a_hop * step_ns * plan.group))
-    time, ns = by_formula(plan, step_ns, hop_ns), simulated(plan, step_ns, hop_ns)
+    tau = step_ns * plan.group
+    hop_ns = data.draw(st.integers(0, steps_of_a_hop * tau))
+    chain_ns = data.draw(st.just(0) | st.integers(0, 20 * tau))
+    time, ns = by_formula(plan, step_ns, hop_ns, chain_ns), simulated(plan, step_ns, hop_ns, chain_ns)
     assert time.exact == is_exact(plan, step_ns, hop_ns)
     assert time.ns == ns if time.exact else time.ns >= ns
 
@@ -98,10 +101,10 @@ def test_where_formulas_apply(n_q: int, n: int, k: int, roles: int) -> None:
     triangle = Geometry(n_q, n * k, 1, k, "causal").is_triangle
     for family in ("descending", "symmetric", "symmetric_round_robin"):
         formula = formula_for(family, "causal")
-        assert formula and (formula(n_q, n, k, 1, 1, 1, 10, 4) is not None) == triangle
+        assert formula and (formula(n_q, n, k, 1, 1, 1, 10, 4, 0) is not None) == triangle
     for family, of_a_head in (("shift", roles), ("shift_round_robin", min(n, roles))):
         formula = formula_for(family, "full")
-        assert formula and (formula(n_q, n, k, 1, roles, 1, 10, 4) is not None) == (n_q >= of_a_head)
+        assert formula and (formula(n_q, n, k, 1, roles, 1, 10, 4, 0) is not None) == (n_q >= of_a_head)
     assert formula_for("ascending", "causal") is None
 
 
@@ -126,7 +129,7 @@ def test_plans_without_a_time() -> None:
         time = time_of(GroupedPlan(order, 2, 1), step_ns=10, hop_ns=hop_ns)
         return None if time is None else time.exact
 
-    assert exact(Ascending(FULL, 2), 99) and exact(Ascending(FULL, 3), 99) is False
+    assert exact(Ascending(FULL, 2), 99) and exact(Ascending(FULL, 3), 99)
     assert exact(Shift(FULL, 4), 20) and exact(Shift(FULL, 4), 21) is None
     assert exact(Shift(FULL, 4, 1), 10) and exact(Shift(FULL, 4, 1), 11) is None
     assert exact(Symmetric(CAUSAL, 2), 10) and exact(Symmetric(CAUSAL, 2), 11) is False
@@ -138,11 +141,10 @@ def test_plans_without_a_time() -> None:
 # How far a bound lies above the simulation where it is not exact, on average and at most, over the grid below. Measured; a
 # form that gets better, or worse, is to change its figures here and in docs/times.md.
 BOUNDS = {
-    "ascending, roles do not divide n": (1.005, 1.037),
     "shift, a hop of more steps than the stride": (1.069, 1.309),
     "descending, roles do not divide n": (1.004, 1.068),
     "symmetric, odd n": (1.023, 1.2),
-    "symmetric, lam = 1.5 tau": (1.3, 1.8),
+    "symmetric, lam = 1.5 tau": (1.024, 1.23),
 }
 
 
@@ -157,9 +159,7 @@ def ratios(case: str) -> list[float]:
                 continue
             for heads, in_flight in ((2, 2), (3, 1), (4, 1)):
                 for hop_ns in (5, 15, 30):
-                    if case.startswith("ascending") and n % roles:
-                        order = Ascending(full, roles)
-                    elif case.startswith("shift"):
+                    if case.startswith("shift"):
                         order, hop_ns = Shift(full, roles), (2 * n // roles) * 20 + hop_ns
                     elif case.startswith("descending") and n % roles:
                         order = Descending(causal, roles, mirrored=True)
