@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ..devices import DEVICES
@@ -37,18 +38,25 @@ def main(args: argparse.Namespace) -> int:
     """Print the report; 1 unless all attentions are rewritten, or deterministic; ValueError, in one line, where there is none."""
     if args.device is not None:
         named_device(args.device)
-    model, inputs, kwargs = _called(args.function, load(args.function))
-    if not os.environ.get("TORCH_LOGS"):
-        logging.disable(logging.CRITICAL)  # torch reports graph breaks and errors at length
-    try:
+    model, inputs, kwargs = called(args.function, load(args.function))
+    with quiet():
         report = explain(model, *inputs, device=args.device, **kwargs)
-    finally:
-        logging.disable(logging.NOTSET)
     print(report.to_json() if args.json else report)
     return int(not (report.all_deterministic if args.deterministic else report.all_rewritten))
 
 
-def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch logs, unless TORCH_LOGS asks for that: it reports graph breaks and errors at length."""
+    if not os.environ.get("TORCH_LOGS"):
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The model, its arguments and its keyword arguments; ValueError where the function gives none."""
     import torch
 

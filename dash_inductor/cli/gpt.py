@@ -27,15 +27,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes [batch, length] and the bytes that follow them -> the mean cross entropy in nats."""
+    """Bytes, or other tokens, [batch, length] and those that follow them -> the mean cross entropy in nats."""
 
-    def __init__(self, length: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, length: int, width: int, heads: int, layers: int, tokens: int = 256) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(256, width)
+        self.bytes = nn.Embedding(tokens, width)
         self.positions = nn.Parameter(0.02 * torch.randn(length, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 256, bias=False)
+        self.head = nn.Linear(width, tokens, bias=False)
 
     def forward(self, x: Tensor, following: Tensor) -> Tensor:
         """The mean cross-entropy of the bytes `following` those of x, [B, S] each."""

@@ -31,7 +31,7 @@ class Program:
         examples: words after its name, for its help.
         commands: by name the module, whose docstring is the description in its help and which has EXAMPLES, `add_arguments` and
             `main`; and its purpose in one line.
-        compiling: commands that need Triton's compiler; "explain" does for a --device alone.
+        compiling: commands that need Triton's compiler; one that has --device needs it for a device alone.
         of_our_making: commands whose errors are in no argument, unless they are a CommandError.
         elsewhere: commands that another program has, and the module that starts it in a checkout of the repository.
     """
@@ -71,7 +71,7 @@ class Program:
         if args.command is None:
             parser.print_help()
             return 0
-        compiles = args.command in self.compiling and (args.command != "explain" or args.device is not None)
+        compiles = args.command in self.compiling and getattr(args, "device", True) is not None
         if compiles and any(os.environ.get(name, "0") != "0" for name in EMULATING):
             environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
             return subprocess.run([sys.executable, "-m", self.module, *argv], env=environment).returncode

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..decision import Kernel
+from ..decision import Kernel, Stock
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,22 @@ class StockCost:
     chain: int
 
 
-# By kernel, whether the GPU has the asynchronous matrix instructions of an H100, which ours takes, and padded head dim up to.
+# What SDPA without a mask tensor takes with deterministic mode off, by padded head dim up to, and whether it is causal. On sm_90
+# that is cuDNN: main kernels on an H200, 8,192 positions (benchmarks/results/h200/kernel_times.csv), tiles on the diagonal counted
+# whole.
+_CUDNN = "cuDNN's, measured on an H200"
+NOT_DETERMINISTIC = {
+    90: {
+        (64, False): Speed(487, _CUDNN),
+        (64, True): Speed(451, _CUDNN),
+        (128, False): Speed(610, _CUDNN),
+        (128, True): Speed(573, _CUDNN),
+    },
+    80: dict.fromkeys([(128, False), (128, True)], Speed(197, "FlashAttention 2's paper: 63 % of an A100's peak")),
+}
+ASYNCHRONOUS = 90, 100, 103  # architectures with such matrix instructions as an H100's
+
+# By kernel, whether the GPU is ASYNCHRONOUS, and padded head dim up to.
 COSTS = {
     # A CTA takes every so many-th KV tile of a query head; there are one to two for each SM (flash_bwd_launch_template.h).
     # shared: whole backwards on an H200, causal (benchmarks/results/h200/triton/attention.csv): 1.572 ms beside 1.345 of ours at
@@ -85,7 +100,15 @@ def stock_cost(kernel: Kernel, arch: int | str, head_dim: int) -> StockCost:
     >>> stock_cost(Kernel.FLASH, 90, 128)
     StockCost(shared=205, chain=118)
     """
-    return COSTS[kernel, arch in (90, 100, 103), 128 if head_dim > 64 else 64]
+    return COSTS[kernel, arch in ASYNCHRONOUS, 128 if head_dim > 64 else 64]
+
+
+def not_deterministic(stock: Stock, arch: int | str, head_dims: tuple[int, int], mask: str) -> Speed | None:
+    """The speed of what torch takes for flash attention with deterministic mode off; None where there is no figure."""
+    if stock.kernel not in (Kernel.FLASH, Kernel.CUDNN) or stock.implementation or not isinstance(arch, int):
+        return None
+    figures = NOT_DETERMINISTIC.get(arch, {})
+    return next((speed for (most, masked), speed in figures.items() if max(head_dims) <= most and masked == (mask != "full")), None)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,24 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     """
     import torch
 
+    traced, decisions, where, sms = traced_for(model, inputs, kwargs, device)
+    import triton
+
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
+    graphs = {id(each.graph) for each in traced.found if not isinstance(each, Decision)}
+    notes = tuple(_notes(model, rows, len(graphs), where))
+    versions = {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
+    return Explanation(where, rows, config.current().guarantee, warn_only, versions, notes, traced.stopped)
+
+
+def traced_for(model: Any, inputs: Any, kwargs: Any, device: str | None) -> tuple[Traced, list[Decision], str, int]:
+    """The joint graphs of a model after the pass, what is decided of their attentions, the device's name, and its SMs.
+
+    Arguments and errors are those of `explain`.
+    """
+    import torch
+
     if not has_triton():
         raise ValueError(NO_TRITON)
     if not isinstance(model, torch.nn.Module):
@@ -63,7 +81,6 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     if device is not None:
         device = device.lower()
         named_device(device)
-    import triton
 
     from ..hooks.joint_pass import ready
 
@@ -71,18 +88,10 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
         raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     with _LOCK, config.within(replace(config.current(), on_unsupported="fallback")):
-        decisions, traced, where, sms = _decided(model, inputs, kwargs, device)
-        guarantee = config.current().guarantee
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
-    graphs = {id(each.graph) for each in traced.found if not isinstance(each, Decision)}
-    notes = tuple(_notes(model, rows, len(graphs), where))
-    versions = {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
-    return Explanation(where, rows, guarantee, warn_only, versions, notes, traced.stopped)
+        return _decided(model, inputs, kwargs, device)
 
 
-def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], Traced, str, int]:
-    """The decisions, what was traced, the name of the device, and its SMs."""
+def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[Traced, list[Decision], str, int]:
     import torch
     from torch._inductor import config as inductor_config
 
@@ -114,7 +123,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
             with gpu_attention.attention_of(named_device(device)), untouched:
                 traced = traced_on(cpu)
             with inductor_config.patch(deterministic=inductors_own):
-                return decisions.decide_on(device, traced.found, modules), traced, device, named_device(device).sms
+                return traced, decisions.decide_on(device, traced.found, modules), device, named_device(device).sms
         devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
         place = None
         if "meta" in devices:
@@ -125,7 +134,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
         else:
             where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
         traced = traced_on(place)
-        return decisions.decisions_of(traced.found, modules), traced, where, sms
+        return traced, decisions.decisions_of(traced.found, modules), where, sms
 
 
 def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from ..config import AUTO, GLUON, TRITON, Config
 from ..decision import Declined
 from ..devices.cost_files import two_pass_percent
+from ..devices.stock_kernels import Speed
 from ..devices.target import Target
 from ..problem import BLOCK_MASK, Problem
 from ..schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
@@ -125,6 +126,13 @@ class Resolution:
             return plan, chained_time(tiled, self.costs, self.family)
         assert self.choice
         return self.choice.plan(), self.choice.time_ns
+
+    @property
+    def speed(self) -> Speed:
+        """The price of what it takes; where sizes decide, the faster one."""
+        speeds = [of_one_pass(self.problem, self.target, self.one_pass, self.kernel)] if self.one_pass else []
+        speeds += [of_two_passes(self.problem, self.target)] if self.two_pass else []
+        return max(speeds, key=lambda speed: speed.tflops)
 
     @property
     def row_copies(self) -> int:

@@ -7,6 +7,8 @@
 <!-- make: -->                                        the commands of the Makefile, as its first lines say
 <!-- beside others: -->                               backwards of the first page, measured on an H200
 <!-- ran: -->                                         what was timed, ran, was executed or is unverified, by kernel and GPU
+<!-- levels: -->                                      what is known of each kernel, dtype and level, by GPU
+<!-- stock: -->                                       whether stock's and others' backwards are deterministic, and who says so
 <!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
 <!-- measured: h200/gluon -->                         backwards that `qualify` timed on a GPU, of benchmarks/results
 <!-- families: -->                                    what `python -m benchmarks.models` found last
@@ -30,7 +32,7 @@ from benchmarks.reach import page
 from dash_inductor.cli.main import PROGRAM
 from dash_inductor.schedule.families import REGISTER
 
-from . import results
+from . import conformance, results
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,8 @@ WRITERS = {
     "beside others": results.beside_others,
     "ran": results.ran,
     "executed": results.executed,
+    "levels": conformance.levels,
+    "stock": conformance.stock,
     "measured": results.measured,
     "families": results.families,
     "loops": loops.table,

@@ -60,10 +60,10 @@ function of the scores."""
 
 def ran(_: str) -> str:
     """A row per GPU, a column per kernel: how far it was tried there."""
-    timed, tried, executed = _timed(), _tried(), _executed()
+    timed, known, executed = _timed(), tried(), never_bad()
     rows = []
-    for gpu in sorted(DEVICES.values(), key=lambda gpu: gpu.name not in tried):
-        cells = [_how_far(kernel, gpu, timed.get(gpu.name, set()), tried.get(gpu.name, set()), executed) for kernel in KERNELS]
+    for gpu in sorted(DEVICES.values(), key=lambda gpu: gpu.name not in known):
+        cells = [_how_far(kernel, gpu, timed.get(gpu.name, set()), known.get(gpu.name, set()), executed) for kernel in KERNELS]
         rows.append({"GPU": gpu.key.upper(), **dict(zip(KERNELS, cells, strict=True))})
     rows.append({"GPU": "any other", **dict.fromkeys(KERNELS, "unverified")})
     return f"{markdown(rows)}\n\n{LEGEND}"
@@ -107,7 +107,7 @@ def _timed() -> dict[str, set[Kind]]:
     return found
 
 
-def _tried() -> dict[str, set[Kind]]:
+def tried() -> dict[str, set[Kind]]:
     """By the GPU's name, the kinds that the package knows to have run there."""
     found = {}
     for gpu, kinds in json.loads(RAN.read_text()).items():
@@ -119,7 +119,7 @@ def _tried() -> dict[str, set[Kind]]:
     return found
 
 
-def _executed() -> set[tuple[str, int]]:
+def never_bad() -> set[tuple[str, int]]:
     """Language and architecture of what was executed from PTX, with no bad result."""
     bad: dict[tuple[str, int], int] = defaultdict(int)
     for row in _executions():

@@ -20,7 +20,7 @@ from benchmarks.models.families import FAMILIES
 from dash_inductor.config import CHOICES, Config
 from dash_inductor.devices import DEVICES
 from docs import words
-from docs.generate import blocks, formulas, results
+from docs.generate import blocks, conformance, formulas, results
 from docs.generate.pictures import PICTURES, path_of
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,27 @@ def test_that_every_gpu_and_kernel_has_a_state() -> None:
     assert all(cell.startswith(known) for _, *cells in gpus for cell in cells)
     h200 = next(row for row in gpus if row[0] == "H200")
     assert "full and causal 64 and 128 in bf16" in h200[1] and "timed: " in h200[2] and h200[3].startswith("ran: ")
+
+
+def test_no_cell_of_a_level_claims_more_than_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no GPU ran is not measured, and what nobody executed is not executed; what is stronger than `run` is never measured."""
+
+    def cells() -> dict[tuple[str, str, str], list[str]]:
+        rows = [line.strip("| ").split(" | ") for line in conformance.levels("").splitlines() if line.startswith("| ")][2:]
+        return {(kernel, dtype, level.strip("`")): words for kernel, dtype, level, *words in rows}
+
+    known, gpus = cells(), list(DEVICES)
+    h200, a100 = gpus.index("h200"), gpus.index("a100")
+    assert known["one pass, Gluon", "bf16", "run"][h200] == "measured"
+    assert known["one pass, Gluon", "fp16", "run"][h200] == "executed"
+    assert known["one pass, Gluon", "bf16", "run"][a100] == "declined"
+    assert all("measured" not in words for (_, _, level), words in known.items() if level != "run")
+    monkeypatch.setattr(results, "tried", dict)
+    assert known["one pass, Triton", "bf16", "run"][h200] == "measured" and all(
+        "measured" not in words for words in cells().values()
+    )
+    monkeypatch.setattr(results, "never_bad", set)
+    assert {*cells()["one pass, Triton", "bf16", "run"]} == {"unverified"}
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ TOP_LEVEL = {
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
     *("devices", "reference", "resolve", "first_use", "op", "lowering", "parallel", "rewrite"),
-    *("contract", "hooks", "codegen", "explanation", "reproduce", "qualify", "cli", "__main__"),
+    *("contract", "hooks", "codegen", "explanation", "reproduce", "qualify", "step_cost", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
+    "dash_inductor.cli.cost": "the command line does without torch",
     "dash_inductor.cli.demo": "the command line does without torch",
     "dash_inductor.cli.env": "torch may be missing, or fail when it is imported",
     "dash_inductor.cli.manifest": "the command line does without torch",
