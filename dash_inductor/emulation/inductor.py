@@ -65,7 +65,9 @@ def _enlarge_blocks(patches: Patches) -> None:
             for block in (c.kwargs for c in configs):
                 if block.get("XBLOCK", 0) > 0 and "RSPLIT" not in block:
                     others = block.get("YBLOCK", 1) * block.get("ZBLOCK", 1)
-                    block["XBLOCK"] = max(block["XBLOCK"], min(limit // others, size_hints["x"]))
+                    rows = max(block["XBLOCK"], min(limit // others, size_hints["x"]))
+                    # Under batch_invariant torch gives one row several times, which the interpreter does not let it store.
+                    block["XBLOCK"] = 1 if size_hints["x"] == 1 else rows
         return stock(size_hints, configs, triton_meta, heuristic_type, *args, **kwargs)
 
     patches.set(triton_heuristics, "cached_autotune", cached_autotune)

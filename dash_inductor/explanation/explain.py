@@ -59,10 +59,12 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     traced, decisions, where, sms = traced_for(model, inputs, kwargs, device)
     import triton
 
+    from . import packing
+
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
     graphs = {id(each.graph) for each in traced.found if not isinstance(each, Decision)}
-    notes = tuple(_notes(model, rows, len(graphs), where))
+    notes = (*_notes(model, rows, len(graphs), where), *packing.notes(model, inputs, kwargs))
     versions = {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
     return Explanation(where, rows, config.current().guarantee, warn_only, versions, notes, traced.stopped)
 

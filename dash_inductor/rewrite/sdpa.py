@@ -18,6 +18,7 @@ from ..op.captured import why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block
 from .by_hand import require_last_dim
+from .columns import Way, train, ways_of
 from .declined import why_no_target
 from .drops import bits_at_load, dropout_of, why_bits_unknown
 from .flex_node import flex_backward
@@ -50,7 +51,7 @@ SCALE = "a scale that is not a constant", "pass scale as a Python number"
 class Rewriting:
     """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, that of its scores where
     they do not stay, and what its key and value repeat, if they do; `stock` has them unrepeated. `keys`: tensors before GQA
-    expansion. dropout: what its forward dropped, if it did."""
+    expansion. dropout: what its forward dropped, if it did. columns: of a learnt mask, where those alone are trained."""
 
     stock: SdpaBackward
     resolution: Resolution
@@ -58,6 +59,7 @@ class Rewriting:
     scores: ScoreFunction | None
     keys: list[Repeated]
     dropout: Dropout | None
+    columns: list[Way]
 
 
 def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
@@ -71,6 +73,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     stock = sdpa_backward_of(node)
     require_last_dim(stock.out)
     dropout = dropout_of(stock)
+    columns = ways_of(node) if stock.trains_mask and dropout is None else []
+    stock = replace(stock, trains_mask=stock.trains_mask and not columns)
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
     device = stock.query.meta["val"].device
@@ -106,7 +110,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     resolution = resolved(problem, settings, query, functions, captures)
     if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
         raise declined
-    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout)
+    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout, columns)
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
@@ -164,7 +168,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
             new.meta["val"] = gradients
     new.meta = {**node.meta, **new.meta, MARK: mark}
     node.replace_all_uses_with(new)
-    sums = _take_last_of_fourth(new) if stock.trains_mask else []
+    sums = _take_last_of_fourth(new) if stock.trains_mask else train(rewriting.columns, stock, logsumexp)
     copies = [each for output, x in enumerate(rewriting.keys, start=1) for each in return_unrepeated(new, output, x)]
     return [*sums, *copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
 

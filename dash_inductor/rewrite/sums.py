@@ -13,11 +13,16 @@ SUMMED = (torch.float32, torch.bfloat16, torch.float16)  # what a sum in fp32 is
 OF_ELEMENTS = (*VIEWS, CONVERSION, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
-def put_in_order(gradient: fx.Node) -> list[fx.Node]:
-    """Puts ours in the place of the first sum on each way from a mask's gradient on; returns torch's, which are obsolete. Before
-    a sum, elements may be computed from elements, as where the mask is scaled, or where several attentions take it."""
+def put_in_order(gradient: fx.Node, *, all_sums: bool = False) -> list[fx.Node]:
+    """Puts ours in the place of the first sum, or of all, on each way from a mask's gradient on; returns torch's, now obsolete.
+
+    Before a sum, elements may be computed from elements, as where the mask is scaled, or where several attentions take it.
+    """
     obsolete = []
-    found = reached([gradient], lambda node: node.users if node is gradient or _is_of_elements(node) else ())
+    followed = (aten.sum.dim_IntList,) if all_sums else ()
+    found = reached(
+        [gradient], lambda node: node.users if node is gradient or node.target in followed or _is_of_elements(node) else ()
+    )
     for node in [node for node in gradient.graph.nodes if node in found and node.target is aten.sum.dim_IntList]:
         x, dims, *others = node.args
         value = node.meta["val"]

@@ -108,9 +108,11 @@ def in_interleavings(
     inputs: Sequence[Tensor],
     grad_out: Tensor | None = None,
     interleavings: Sequence[tuple[int, int | None]] = ((0, None), (1, None), (2, None)),
+    *,
+    dynamic: bool = False,
 ) -> tuple[Tensor, ...]:
     """Gradients of `function`, compiled: of the same bits under emulations of each seed and number of resident CTAs."""
-    run, found = compiled(function), []
+    run, found = compiled(function, dynamic=dynamic), []
     for seed, resident in interleavings:
         with emulation.emulate(seed, resident=resident):
             found.append(gradients(run, inputs, grad_out))

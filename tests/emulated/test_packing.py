@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,13 +14,15 @@ from attention import compiled, error, gradients, rewritten
 from flash_attn_stand_in import attend as flash_attend
 from tensors import BF16, FP16, normal
 from test_varlen import ERRORS, FULL, Packed
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._inductor import config as inductor_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
 import dash_inductor
 from dash_inductor import decisions, enabled
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import offsets
 from dash_inductor.rewrite import varlen as rewriting
@@ -195,3 +198,67 @@ def test_the_setting_of_torch_selects_the_level():
         assert (differing(SEQUENCES["causal"], "run") == []) == has_it
         assert decisions()[-1].guarantee == level
     assert dash_inductor.config.current().guarantee == "run"
+
+
+class ByRows(nn.Linear):
+    """Each row of x by itself, as the matmuls of the package batch_invariant_ops are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:, None] * self.weight).sum(-1)
+
+
+class Policy(nn.Module):
+    """A layer over packed tokens: embedded, [tokens, 32], to log-probabilities of those that follow, [tokens - 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.head = ByRows(32, 96, bias=False), ByRows(32, 64, bias=False)
+
+    def forward(self, x: Tensor, tokens: Tensor, offsets: Tensor, longest: int) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, 2, 16)).unbind(1)
+        attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, window_size=(-1, 0))
+        logits = self.head(x + attended.flatten(1))
+        return logits.log_softmax(-1)[:-1].gather(-1, tokens[1:, None]).squeeze(-1)
+
+
+def of_all(policy: nn.Module, embedded: Sequence[Tensor], tokens: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probabilities of packed sequences, and what they are of."""
+    leaves = [x.clone().requires_grad_() for x in embedded]
+    lengths = [len(x) for x in leaves]
+    offsets = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    found = policy(torch.cat(leaves), torch.cat(list(tokens)), offsets, max(lengths))
+    return [each[: length - 1] for each, length in zip(found.tensor_split(offsets[1:-1].tolist()), lengths, strict=True)], leaves
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_a_trainer_and_a_sampler(warn_only):
+    """A step of GRPO, as torchtitan and verl (warn_only) configure it: the sampler has each sequence alone, the trainer a pack.
+
+    Ratios are 1 exactly. With torch's flag each sequence's gradients are those that it has alone, and without it they are not.
+    """
+    torch.manual_seed(0)
+    has_it = hasattr(inductor_config, "batch_invariant")
+    invariant = inductor_config.patch(batch_invariant=True) if has_it else enabled(guarantee="batch")
+    tokens = [torch.randint(64, (length,)) for length in (20, 45, 70)]
+    embedded, policy = [torch.randn(len(x), 32) for x in tokens], Policy()
+    equal = []
+    for context in (invariant, nullcontext()):
+        with context, deterministic(warn_only=warn_only), emulate():
+            trained = compiled(policy, dynamic=True)
+            with torch.no_grad():
+                sampled = [of_all(trained, [x], [y])[0][0] for x, y in zip(embedded, tokens, strict=True)]
+            found, leaves = of_all(trained, embedded, tokens)
+            ratios = [(new - old).exp() for new, old in zip(found, sampled, strict=True)]
+            assert all(bool((ratio == 1).all()) for ratio in ratios)
+            advantages = (0.5, -1.0, 2.0)
+            sum((advantage * ratio).sum() for advantage, ratio in zip(advantages, ratios, strict=True)).backward()
+            alone = []
+            for x, y, old, advantage in zip(embedded, tokens, sampled, advantages, strict=True):
+                (new,), (leaf,) = of_all(trained, [x], [y])
+                (advantage * (new - old).exp()).sum().backward()
+                alone.append(leaf.grad)
+        equal.append(all(torch.equal(leaf.grad, other) for leaf, other in zip(leaves, alone, strict=True)))
+        assert {decision.guarantee for decision in decisions() if decision.rewritten} == {"batch" if len(equal) == 1 else "run"}
+        dash_inductor.clear_decisions()
+    assert equal == [True, False]

@@ -13,7 +13,10 @@ from flex import INTERLEAVINGS, Attention, wide_scores
 from flex import causal as causal_mod
 from tensors import BF16, FP32, normal
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest
+
+from dash_inductor.rewrite import columns, sdpa
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -36,9 +39,17 @@ def reference(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None = N
     return torch.cat([scores, *beside], -1).softmax(-1)[..., : key.shape[2]] @ values
 
 
-def assert_right(function: Function, expected: Function, inputs: dict[str, Tensor], grad_out: Tensor, attentions: int = 1) -> None:
+def assert_right(
+    function: Function,
+    expected: Function,
+    inputs: dict[str, Tensor],
+    grad_out: Tensor,
+    attentions: int = 1,
+    *,
+    dynamic: bool = False,
+) -> None:
     """Each gradient, named where it is wrong, and the same bits in every interleaving."""
-    found = in_interleavings(function, [*inputs.values()], grad_out, INTERLEAVINGS)
+    found = in_interleavings(function, [*inputs.values()], grad_out, INTERLEAVINGS, dynamic=dynamic)
     right = gradients(expected, [x.double() for x in inputs.values()], grad_out.double())
     wrong = [name for name, a, e in zip(inputs, found, right, strict=True) if error(a, e) >= ERRORS[grad_out.dtype]]
     assert (rewritten(), wrong) == (attentions, [])
@@ -53,11 +64,80 @@ def by_mask(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
 
 
+def with_batch(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+    """The same with a mask for each batch element, keys beside zeros, and shared keys."""
+    batch, heads, length = query.shape[:3]
+    key, value = (torch.cat([x, torch.zeros_like(x[:, :, :1])], 2) for x in (key, value))
+    hidden = torch.full((length, length), -math.inf, dtype=query.dtype).triu(1).expand(batch, heads, -1, -1)
+    mask = torch.cat([hidden, sink.to(query.dtype).view(1, -1, 1, 1).expand(batch, -1, length, 1)], -1)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+
+
+def in_front(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+    """The sink is the first key, and half of what is learnt."""
+    length = key.shape[2]
+    key, value = (F.pad(x, (0, 0, 1, 0)) for x in (key, value))
+    hidden = torch.zeros(length, length).masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -math.inf)
+    mask = torch.cat([(2 * sink)[:, None, None].expand(-1, length, 1), hidden.expand(len(sink), -1, -1)], -1)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
+
+
+def with_values(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+    """The last two keys are no zeros, and have a learnt bias each, the second in one row alone."""
+    beside = torch.stack([sink, sink.flip(0)], -1)[:, None].expand(-1, key.shape[2], -1)
+    mask = torch.cat([torch.zeros(len(sink), key.shape[2], key.shape[2] - 2), beside], -1)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
+
+
+def whole(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+    """A sink beside a bias of all keys, which is learnt too."""
+    distances = (torch.arange(key.shape[2])[:, None] - torch.arange(key.shape[2])).abs()
+    mask = torch.cat([-sink[:, None, None] * distances / 40, sink[:, None, None].expand(-1, key.shape[2], 1)], -1)
+    key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
+
+
+def beside_a_bias(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+    """A column that trains, and a bias over it that does as well."""
+    length = key.shape[2]
+    mask = torch.cat([torch.zeros(len(sink), length, length - 1), sink[:, None, None].expand(-1, length, 1)], -1)
+    distances = (torch.arange(length)[:, None] - torch.arange(length)).abs()
+    mask = mask - sink[:, None, None] * distances / 40
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
+
+
+WRITTEN = {
+    "a row of zeros": by_mask,
+    "of a batch": with_batch,
+    "in front": in_front,
+    "with values": with_values,
+    "whole": whole,
+    "beside a bias": beside_a_bias,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_sink_of_sdpa(dtype):
-    """Its logsumexp has no gradient in torch, so a sink is a learnt mask of one more key."""
-    inputs, grad_out = inputs_of(dtype=dtype)
-    assert_right(by_mask, reference, inputs, grad_out)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_sink_of_sdpa(name, dtype, dynamic, monkeypatch):
+    """SDPA's logsumexp has no gradient in torch, so a sink is a learnt mask. No dS is stored but where all keys train."""
+    function, found = WRITTEN[name], []
+    stock = columns.ways_of
+    monkeypatch.setattr(sdpa, "ways_of", lambda node: found.append(stock(node)) or found[-1])
+    inputs, grad_out = inputs_of(heads=4 if function is with_batch and not dynamic else 2, dtype=dtype)
+
+    def expected(query, key, value, sink):
+        with sdpa_kernel(SDPBackend.MATH):
+            return function(query, key, value, sink)
+
+    assert_right(
+        function,
+        expected if function in (with_values, whole, beside_a_bias, in_front) else reference,
+        inputs,
+        grad_out,
+        dynamic=dynamic,
+    )
+    assert [bool(ways) for ways in found] == [function not in (whole, beside_a_bias)] * len(found) and found
 
 
 def in_second_half(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
