@@ -1,7 +1,7 @@
 """Operators, beside attention, that torch's strict mode changes on a GPU.
 
-From the page of torch.use_deterministic_algorithms, and from torch/_inductor/lowering.py and utils.py of torch 2.13, where compiled
-code takes torch's kernel in the place of Inductor's.
+From the page of torch.use_deterministic_algorithms. Compiled code takes torch's kernel in the place of Inductor's by
+`index_put_impl_` and `use_scatter_fallback` of Inductor in torch 2.13.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ BY_NAME = {
     **{f"reflection_pad{n}d_backward": REFUSED for n in (1, 2, 3)},
     **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), REFUSED),
 }
-# A scan of more elements is cut, where there are few rows: `reduction_split_factor` of torch/_inductor/choices.py. Its parts add
-# what those before have written so far: `exclusive_scan_decoupled_lookback` of torch/_inductor/runtime/triton_helpers.py.
+# A scan of more elements is cut, where there are few rows: Inductor's `reduction_split_factor`. Its parts add what those before
+# have written so far: `exclusive_scan_decoupled_lookback`.
 LONGEST_ROW = 8192
 
 
