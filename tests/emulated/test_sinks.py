@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from attention import error, gradients, in_interleavings, rewritten
 from flex import INTERLEAVINGS, Attention, wide_scores
 from flex import causal as causal_mod
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tensors import BF16, FP32, normal
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest
 
@@ -163,3 +166,36 @@ def merging() -> Function:
 def test_parts_that_are_merged(names):
     inputs, grad_out = inputs_of(heads=4)
     assert_right(merging(), reference, {name: inputs[name] for name in names}, grad_out, attentions=2)
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> tuple[int, int, int, int, torch.dtype, bool]:
+    """Queries, keys, columns that train, where they begin, dtype, and whether each batch element has a mask of its own."""
+    q_len, kv_len = draw(st.integers(1, 70)), draw(st.integers(9, 90))
+    columns = draw(st.integers(1, 8))
+    return q_len, kv_len, columns, draw(st.integers(0, kv_len - columns)), draw(st.sampled_from([FP32, BF16])), draw(st.booleans())
+
+
+@pytest.mark.nightly
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(masks())
+def test_random_columns(drawn) -> None:
+    """At any place of a mask that hides a third of the rest, of keys that are no zeros."""
+    q_len, kv_len, width, start, dtype, by_batch = drawn
+    shapes = {"query": (2, 2, q_len, 16), "key": (2, 2, kv_len, 16), "value": (2, 2, kv_len, 16), "sink": (2, width)}
+    inputs = {name: normal(*shape, seed=seed).to(dtype) for seed, (name, shape) in enumerate(shapes.items())}
+    hidden = normal(q_len, kv_len, seed=7) < -0.4
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
+        batch = 2 if by_batch else 1
+        rest = torch.zeros(q_len, kv_len, dtype=query.dtype).masked_fill(hidden, -math.inf).expand(batch, 2, -1, -1)
+        beside = sink[None, :, None].expand(batch, -1, q_len, -1)
+        mask = torch.cat([rest[..., :start], beside, rest[..., start + width :]], -1)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    def expected(*tensors: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(*tensors)
+
+    counters.clear()
+    assert_right(attend, expected, inputs, normal(2, 2, q_len, 16, seed=9).to(dtype))
