@@ -1,4 +1,4 @@
-"""Tables, lists of figures and errors as plain text, and the digest of a text."""
+"""Tables, lists of figures, sentences and errors as plain text, and the digest of a text."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ DIGITS = 16  # of a digest
 def digest(text: str) -> str:
     """The first hexadecimal digits of its SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def paragraph(sentence: str) -> str:
+    """A sentence without its full stop, as lines.
+
+    >>> paragraph("it has no end")
+    'it has no end.'
+    """
+    return textwrap.fill(f"{sentence}.", WIDTH, subsequent_indent=GAP)
 
 
 def rendered(title: str, rows: Sequence[Mapping[str, object]], width: int = WIDTH) -> str:

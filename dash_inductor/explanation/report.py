@@ -17,7 +17,7 @@ from ..decision import Decision, claim_of, is_of_torch, stock_is_deterministic, 
 from ..schedule import TWO_PASS
 from ..schedule.candidates import Candidate
 from ..schedule.formulas import formula_for
-from ..text import WIDTH, listed, rendered
+from ..text import WIDTH, listed, paragraph, rendered
 
 PROMISES = {
     "run": "the same bits for the same inputs, shapes, software and GPU model",
@@ -157,7 +157,7 @@ class Explanation:
                 for part in row.formula.split("; "):  # the time, and what the names in it stand for
                     lines.append(textwrap.fill(part, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8))
                 parts.append("\n".join(lines))
-        parts += [textwrap.fill(f"{line}.", WIDTH, subsequent_indent="  ") for line in self._remarks()]
+        parts += map(paragraph, self._remarks())
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:

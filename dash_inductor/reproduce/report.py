@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..text import WIDTH, rendered
+from ..text import WIDTH, paragraph, rendered
 
 MOST_LINES = 6
 
@@ -103,7 +103,7 @@ class Report:
         parts = [rendered(title, rows)]
         if self.first_difference is not None:
             parts.append(_text(self.first_difference))
-        parts += [textwrap.fill(f"Note: {note}.", WIDTH, subsequent_indent="  ") for note in self.notes]
+        parts += [paragraph(f"Note: {note}") for note in self.notes]
         return "\n\n".join(parts)
 
     def _bits(self, number: int, run: Run) -> str:

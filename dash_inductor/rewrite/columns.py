@@ -65,13 +65,15 @@ def _way(path: tuple[fx.Node, ...], end: Any, moved: int) -> Way:
     if step != 1 or not isinstance(width, int) or width > MOST:
         raise _ElsewhereError
     start = start or 0
-    if moved or (isinstance(start, int) and start < 0):
-        if not all(isinstance(x, int) for x in (start, columns, of_mask)):
-            raise _ElsewhereError
+    if all(isinstance(x, int) for x in (start, columns, of_mask)):
         start = start + (columns if start < 0 else 0) - moved
         stop = start + width
-        if not 0 <= start <= of_mask - width:  # of what was put beside the mask's
-            raise _ElsewhereError
+        is_of_mask = 0 <= start <= of_mask - width  # and not of what was put beside it
+    else:
+        is_from_left = not isinstance(start, int) or start >= 0
+        is_of_mask = is_from_left and isinstance(stop, (int, fx.Node)) and not any(node.target in MOVED for node in path)
+    if not is_of_mask:
+        raise _ElsewhereError
     return Way(path, end, start, stop)
 
 
@@ -79,18 +81,19 @@ def _shift(user: Any, node: fx.Node, last: int) -> int | None:
     """By how many columns an op moves all of them, if it does the same to each; None for another op."""
     target, rest = user.target, user.args[1:]
     if target is aten.slice_scatter.default:  # into another tensor
-        start = rest[2] if len(rest) > 2 else 0
+        start = (rest[2] if len(rest) > 2 else None) or 0
         is_whole = rest[0] is node and _dim_of(user, 2) == last and len(rest) < 5
-        return start or 0 if is_whole and isinstance(start or 0, int) else None
+        return start if is_whole and isinstance(start, int) and start >= 0 else None
     if not is_tensor(user) or user.args[0] is not node or any(isinstance(x, fx.Node) for x in rest):
         return None
     if target is aten.constant_pad_nd.default:
         return int(rest[0][0]) if len(rest[0]) == 2 and isinstance(rest[0][0], int) else None
     if target is aten.sum.dim_IntList:
-        dims = [dim % (last + 1) for dim in rest[0]]
+        dims = [dim % (last + 1) for dim in rest[0] or ()]
         return 0 if dims and last not in dims else None
     if target in VIEWS:
-        return 0 if user.meta["val"].shape[-1] == node.meta["val"].shape[-1] else None
+        before, after = (str(x.meta["val"].shape[-1]) for x in (node, user))  # a comparison of symbols would guard
+        return 0 if before == after else None
     return 0 if target in SCALED else None
 
 

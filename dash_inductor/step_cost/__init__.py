@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ..text import WIDTH, rendered
+from ..text import paragraph, rendered
 
 OFF, STRICT, OURS = WAYS = "not deterministic", "strict mode", "dash-inductor"
 FORWARD, BACKWARD, MATMULS, OTHERS = "attention, forward", "attention, backward", "matmuls", "other kernels"
@@ -72,15 +72,8 @@ class StepCost:
         parts = [rendered(f"A training step on {self.device}, {how}, ms", rows)]
         if self.changed:
             parts.append(rendered("What else strict mode changes, without a time", [asdict(each) for each in self.changed]))
-        parts += [wrapped(note) for note in self.notes]
+        parts += [paragraph(f"Note: {note}") for note in self.notes]
         return "\n\n".join(parts)
-
-
-def wrapped(note: str) -> str:
-    """A note as a paragraph."""
-    import textwrap
-
-    return textwrap.fill(f"Note: {note}.", WIDTH, subsequent_indent="  ")
 
 
 def _row(name: str, ms: Mapping[str, float | None], count: int | None = None, tflop: float | None = None) -> dict[str, str]:
