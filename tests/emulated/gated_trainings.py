@@ -236,3 +236,46 @@ def in_the_order_of_a_set():
     for name in set(layers):
         F.dropout(layers[name](torch.ones(1, 2)), 0.5).sum().backward()
     return nn.ModuleList(layers.values())
+
+
+class Layer(nn.Module):
+    """Tokens of any length to the loss of those that follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(TOKENS, WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, x, y):
+        query, key, value = self.qkv(self.norm(self.embed(x))).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return F.cross_entropy(self.head(attended.transpose(1, 2).flatten(2)).flatten(0, 1), y.flatten())
+
+
+def of_any_length(steps, save=None, resume=None, dynamic=True):
+    """Lengths that vary, through one graph for all of them."""
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    model, first = Layer(), 0
+    if resume:
+        saved = torch.load(resume)
+        model.load_state_dict(saved["model"])
+        first = saved["step"]
+    compiled = torch.compile(model, backend="dash", dynamic=dynamic)
+    with emulation.emulate():
+        for step in range(first, steps):
+            length = (64, 96, 64, 80, 64)[step]
+            tokens = torch.randint(TOKENS, (2, length + 1), generator=torch.Generator().manual_seed(step))
+            model.zero_grad()
+            compiled(tokens[:, :-1], tokens[:, 1:]).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+    if save:
+        torch.save({"model": model.state_dict(), "step": steps}, save)
+    return weights(model)
+
+
+def of_the_first_length(steps, save=None, resume=None):
+    """The same where the first length that a process meets has a graph of its own, as torch.compile does by itself."""
+    return of_any_length(steps, save, resume, dynamic=None)

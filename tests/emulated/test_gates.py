@@ -1,4 +1,4 @@
-"""The gates of `check` on trainings as four kinds of trainers write them: ten that are clean pass, and planted faults are named."""
+"""The gates of `check` on trainings as four kinds of trainers write them: those that are clean pass, planted faults are named."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TRAINERS = ("nanogpt", "torchtitan", "trainer", "lightning")
 CLEAN = (
     *([f"{name}", "--resume", "2", "--steps", "3"] for name in TRAINERS),
     *([f"{name}_step"] for name in TRAINERS),
+    ["of_any_length", "--resume", "2", "--steps", "4"],
     ["nanogpt_step", "--elsewhere"],
     ["attends_once", "--elsewhere"],
 )
@@ -50,6 +51,11 @@ def test_clean(arguments: list[str]) -> None:
             "sms is 4, and 8 in the manifest: bits of .* may differ: other sms at level run",
         ),
         (
+            "of_the_first_length",
+            ("--resume", "2", "--steps", "4"),
+            "a function was compiled for one size first, and for sizes that vary later",
+        ),
+        (
             "in_the_order_of_a_set",
             ("--kinds", "fresh", "--runs", "1"),
             "the Python code before this line did not do the same",
@@ -59,7 +65,7 @@ def test_clean(arguments: list[str]) -> None:
 def test_faults(fault: str, how: tuple[str, ...], line: str) -> None:
     """In a training that is resumed, and in a fresh process, whose strings have other hashes.
 
-    tests/unit/test_resume.py has what a dropped state does, and what manifests say of Triton, cost files and dynamic shapes.
+    tests/unit/test_resume.py has what a dropped state does, and what manifests say of Triton and cost files.
     """
     status, found = checked(fault, *how)
     said = [*found["notes"], str(found["first_difference"]["cause"])]
