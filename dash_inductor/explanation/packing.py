@@ -30,8 +30,7 @@ def notes(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
         if max(counts) > 1 and _asks_for_mask_and_cache(model):
             if _has_values(hidden) and bool(hidden.all()):
                 yield OF_ONES
-            config: Any = model.config
-            if kwargs.get("use_cache", config.use_cache):
+            if kwargs.get("use_cache", getattr(model.config, "use_cache", False)):  # which encoders need not have
                 yield OF_CACHE
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,12 @@ def test_position_ids(given: dict[str, object], settings: dict[str, object], sai
         packed = model(input_ids=tokens, **given).logits[:, 156:]
         alone = model(input_ids=tokens[:, 156:], use_cache=False).logits
         assert torch.allclose(packed, alone, atol=1e-4) == (said == [])
+
+
+def test_a_configuration_without_a_cache() -> None:
+    model = llama()
+    model.config = SimpleNamespace(_attn_implementation="sdpa")  # type: ignore[assignment]
+    assert list(packing.notes(model, (), {"position_ids": OF_TWO})) == [TWO]
 
 
 def test_positions_that_say_nothing() -> None:
