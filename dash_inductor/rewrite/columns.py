@@ -31,8 +31,12 @@ class Way(NamedTuple):
     stop: Any
 
 
-def ways_of(node: fx.Node) -> list[Way]:
-    """The ways from the gradient of an SDPA backward's mask to slices of few columns; [] where one leads elsewhere."""
+def ways_of(stock: SdpaBackward) -> list[Way]:
+    """The ways from the gradient of an SDPA backward's mask to slices of few columns; [] where one leads elsewhere, or where a
+    column is no key's."""
+    node, mask, key = stock.node, stock.attn_mask, stock.key
+    if mask is None or mask.meta["val"].dim() != 4 or str(mask.meta["val"].shape[3]) != str(key.meta["val"].shape[2]):
+        return []
     ends = [each for each in node.graph.nodes if each.op == "output"]
     live = reached(ends, lambda each: each.all_input_nodes)  # the backward of a math path still stands where it was read from
     try:

@@ -73,7 +73,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     stock = sdpa_backward_of(node)
     require_last_dim(stock.out)
     dropout = dropout_of(stock)
-    columns = ways_of(node) if stock.trains_mask and dropout is None and not stock.is_causal else []
+    columns = ways_of(stock) if stock.trains_mask and dropout is None and not stock.is_causal else []
     stock = replace(stock, trains_mask=stock.trains_mask and not columns)
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)

@@ -126,7 +126,7 @@ def test_a_sink_of_sdpa(name, dtype, dynamic, monkeypatch):
     """SDPA's logsumexp has no gradient in torch, so a sink is a learnt mask. No dS is stored but where all keys train."""
     function, found = WRITTEN[name], []
     stock = columns.ways_of
-    monkeypatch.setattr(sdpa, "ways_of", lambda node: found.append(stock(node)) or found[-1])
+    monkeypatch.setattr(sdpa, "ways_of", lambda backward: found.append(stock(backward)) or found[-1])
     inputs, grad_out = inputs_of(heads=4 if function is with_batch and not dynamic else 2, dtype=dtype)
 
     def expected(query, key, value, sink):
