@@ -35,8 +35,9 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     Forward and backward are compiled up to the choice of kernels, in strict deterministic mode, or with warn_only where that is
     set already, for static shapes and whether or not the package is switched on. Nothing changes: parameters, gradients, buffers,
     random numbers, what torch.compile has compiled and `decisions()` stay as they are. Nothing runs, and no memory is allocated
-    for tensors: model and inputs may be on the meta device. There is one exception: where the forward reads the value of a
-    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient. Threads that call this take
+    for tensors: model and inputs may be on the meta device. There are two exceptions. Where the forward reads the value of a
+    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient. And the mask_mod of a
+    BlockMask among the inputs is asked of neighbours, to count documents. Threads that call this take
     turns; the others go on as before.
 
     Where the forward ends before its end, the report has what was found so far, and what stopped it.

@@ -25,7 +25,8 @@ TESTED = {
 LEGEND = """\
 - *measured*: on that GPU gradients were right, and bits equal from launch to launch, at some head dim and mask.
 - *executed*: the kernel's PTX for that GPU's architecture was executed on a CPU: gradients were right, and there was no data race.
-- *emulated*: Triton's interpreter ran the kernel on a CPU, with other numbers of SMs at `device`, in other batches at `batch`.
+- *emulated*: Triton's interpreter ran the kernel on a CPU, in the dtype of the test below and not in each of the rows', with other
+  numbers of SMs at `device`, in other batches at `batch`.
 - *unverified*: compiled at most. *declined*: it keeps its stock kernel there, with a reason."""
 
 

@@ -143,6 +143,15 @@ def test_a_sink_of_sdpa(name, dtype, dynamic, monkeypatch):
     assert [bool(ways) for ways in found] == [function not in (whole, beside_a_bias)] * len(found) and found
 
 
+def test_every_sum_of_a_sink_is_in_one_order(monkeypatch):
+    """Over the batch and over the rows: torch's sums of both are gone."""
+    stock, gone = columns.put_in_order, []
+    monkeypatch.setattr(columns, "put_in_order", lambda *args, **options: gone.extend(stock(*args, **options)) or gone)
+    inputs, grad_out = inputs_of()
+    assert_right(by_mask, reference, inputs, grad_out)
+    assert [node.args[1] for node in gone] == [[0], [1]]
+
+
 def in_second_half(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """Causal, of keys from the twentieth on. The first queries see none of them."""
     return m >= n + 20

@@ -18,10 +18,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from dash_inductor import config
 from dash_inductor.cli.gpt import GPT
 from dash_inductor.decision import Kernel
+from dash_inductor.devices import DEVICES
 from dash_inductor.devices.stock_kernels import COSTS, NOT_DETERMINISTIC
 from dash_inductor.step_cost import BACKWARD, FORWARD, MATMULS, OFF, OTHERS, OURS, STRICT, WAYS, Group, StepCost
 from dash_inductor.step_cost.measured import Timed, measured, of_groups
-from dash_inductor.step_cost.predicted import predicted
+from dash_inductor.step_cost.predicted import PEAK, predicted
 
 KERNEL_TIMES = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "kernel_times.csv"
 LENGTH, WIDTH, HEADS, LAYERS, TOKENS, BATCH = 1024, 256, 4, 2, 512, 2
@@ -76,6 +77,10 @@ def test_masks_in_blocks_are_counted_as_causal() -> None:
     assert backward.tflop == pytest.approx(10 * 4 * 36 * 128**2 * 64 / 1e12)
     assert backward.ms[OFF] == backward.ms[STRICT]  # FlexAttention is the same in both
     assert any("counted as causal" in note for note in cost.notes)
+
+
+def test_every_gpu_has_a_peak() -> None:
+    assert set(PEAK) == set(DEVICES)
 
 
 def test_what_is_not_known_has_no_sum() -> None:
