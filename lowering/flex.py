@@ -8,10 +8,11 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
-from torch._inductor.lowering import expand, full_like, register_lowering
+from torch._inductor.lowering import expand, full_like, register_lowering, view
 from torch._inductor.virtualized import V, ops
 
 from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark
+from dash_inductor.parallel.fold import OF_SEGMENTS
 from dash_inductor.problem import BLOCK_MASK
 from dash_inductor.resolve import Resolution
 
@@ -30,6 +31,13 @@ def rewritten(x: TensorBox, mask: str, stock: str | None, **of_marks: Any) -> Te
     if not all(MARK in user.meta for user in V.graph.current_node.users):
         raise RuntimeError("a pass of the graph dropped the meta of a node of flex_attention_backward: dash_inductor needs it")
     return x
+
+
+@register_lowering(OF_SEGMENTS, type_promotion_kind=None)
+def of_segments(x: TensorBox, n: int) -> TensorBox:
+    """[n * B, ..] as the kernel writes it -> [n, B, ..]."""
+    batch, *sizes = x.get_size()
+    return view(x, [n, batch // n, *sizes])
 
 
 def lower_or_stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -100,6 +100,7 @@ def decision(inputs: Inputs, found: kernels.Gradients, mark: Mark) -> Decision:
         guarantee=resolution.settings.guarantee,
         dropout=resolution.problem.dropout and resolution.problem.dropout.p,
         reads_in_place=mark.reads_in_place,
+        over_ranks=mark.over_ranks,
         candidates=() if resolution.choice is None else resolution.choice.considered,
         workspace_bytes=size_text(workspace_bytes),
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),

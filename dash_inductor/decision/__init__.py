@@ -1,6 +1,6 @@
 """What became of each attention, and why."""
 
-from .decided import NO_BITS, UNKNOWN, Decision, Graph, size_text, sizes_in_text
+from .decided import GATHERED, NO_BITS, RING, UNKNOWN, Decision, Graph, size_text, sizes_in_text
 from .declined import Declined, LeftToStock
 from .record import add_eager, clear_decisions, comment, decisions, decisions_in, is_new, report, take
 from .stock import (
@@ -17,7 +17,9 @@ from .stock import (
 )
 
 __all__ = [
+    "GATHERED",
     "NO_BITS",
+    "RING",
     "UNKNOWN",
     "Decision",
     "Declined",

@@ -12,8 +12,9 @@ from ..schedule.families import TWO_PASS
 from ..templates.tiles import Template, dims_text
 
 UNKNOWN = "?"
+GATHERED, RING = "gathered", "ring"  # where keys come from under context parallelism
 # Fields of a decision that name its place, say why, are estimates, or stand for others.
-NO_BITS = ("source", "module", "graph", "joint", "kinds", "candidates", "reason", "remedy", "predicted_us", "step_ns")
+NO_BITS = ("source", "module", "graph", "joint", "kinds", "candidates", "reason", "remedy", "predicted_us", "step_ns", "over_ranks")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Decision:
             "FA2" and "FA3", whose interface the op of a package has; None for torch's own, and where that is not known.
         segments: of this rank's queries, of which dK and dV are summed apart under context parallelism (`Config.segment`); None
             where they are not.
+        over_ranks: how its keys come from the ranks of context parallelism: GATHERED, or RING, some at a time. None where that is
+            not seen.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles: A, the CTAs that share a head, see `dash_inductor.schedule`.
         heads_in_flight: G, the heads that are worked on at a time.
@@ -117,6 +120,7 @@ class Decision:
     stride: int | None = None
     launch: str | None = None
     segments: int | None = None
+    over_ranks: str | None = None
     sms: int | None = None
     guarantee: str | None = None
     predicted_us: float | None = None

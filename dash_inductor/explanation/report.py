@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
-from ..decision import Decision, claim_of, is_of_torch, stock_is_deterministic, stock_workspace_bytes
+from ..decision import RING, Decision, claim_of, is_of_torch, stock_is_deterministic, stock_workspace_bytes
 from ..schedule import TWO_PASS
 from ..schedule.candidates import Candidate
 from ..schedule.formulas import formula_for
@@ -238,7 +238,7 @@ def _details(row: Attention) -> dict[str, Any]:
     timed = BY_TIMING.format(d.chosen_by_timing) if d.chosen_by_timing else ""
     if not row.rewritten:
         figures = {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help"}
-        figures |= {"as it is": _as_it_is(row), "by timing": timed, "extra memory": stock[2:] or "-"}
+        figures |= {"as it is": _as_it_is(row), "over ranks": _over_ranks(d), "by timing": timed, "extra memory": stock[2:] or "-"}
         return {name: value for name, value in figures.items() if value}
     others = ", ".join(f"{_schedule_of(c)} {c['predicted_us']:.1f}" for c in row.candidates if c["predicted_us"] is not None)
     time = (
@@ -255,12 +255,25 @@ def _details(row: Attention) -> dict[str, Any]:
         "guarantee": f"{PROMISES.get(str(d.guarantee), '')} (level {d.guarantee})",
         "mask": MASKS.get(d.mask, ""),
         "dropout": "" if d.dropout is None else f"{d.dropout}, by the random bits of the forward",
+        "over ranks": _over_ranks(d),
         "time": time,
         "chosen among": others and f"{others} (us; A CTAs share a head, G heads at a time)",
         "extra memory": f"{_bytes(d.workspace_bytes)}{stock}",
         "reads in place": in_place and f"{in_place}: do not write to it between forward and backward",
     }
     return {name: value for name, value in figures.items() if value}
+
+
+def _over_ranks(d: Decision) -> str:
+    if d.over_ranks is None:
+        return ""
+    if d.over_ranks == RING:
+        return "keys go around a ring: bits depend on the number of ranks, by which out and logsumexp are merged"
+    if d.segments:
+        return (
+            "keys are gathered, dK and dV summed by segments: equal bits for any number of ranks, where out and logsumexp have them"
+        )
+    return "keys are gathered: bits of dK and dV depend on the number of ranks, unless segment is set"
 
 
 def _schedule(d: Decision) -> str:

@@ -174,7 +174,7 @@ class Mark:
         source, module, joint: of its decision.
         chosen_by_timing: of its decision.
         at_load: a line of Python that the code generated for it runs when it is loaded, if there is one.
-        reads_in_place: of its decision.
+        reads_in_place, over_ranks: of its decision.
     """
 
     resolution: Resolution | None = None
@@ -186,6 +186,7 @@ class Mark:
     reads_in_place: tuple[str, ...] = ()
     chosen_by_timing: str | None = None
     joint: str = ""
+    over_ranks: str | None = None
 
     def is_in_force(self, device: torch.device) -> bool:
         """Whether the settings are still those by which it was resolved, and leave the device as many SMs."""

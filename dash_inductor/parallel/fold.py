@@ -1,11 +1,13 @@
 """dK and dV of context parallelism: the sums of segments of queries, added up in one order, whichever rank has which segment.
 
-    dash::fold_segments(dk, dv, segments, dtype, group) -> (dk, dv)
+    dash::of_segments(x, n) -> parts
+    dash::fold_segments(parts, dim, dtype, group) -> x
 
-Each rank has queries of `segments` segments and all keys: dk [segments * B, H_kv, S_k, D] and dv [.., D_v], fp32, are what each of
-its segments adds to the gradients of all keys. What comes back, [B, H_kv, S_k / ranks, D] and [.., D_v], is the sum over the
-segments of all ranks, for the rank's own keys, rounded to `dtype` once. It stands in the place of torch's
-cplib::flex_cp_allgather_backward, a reduce-scatter, whose order is the backend's.
+Each rank has queries of n segments and all keys. In a graph the backward of its attention returns a gradient of all keys, x, [..].
+Compiled code has in its place what each segment adds to that, fp32 [n, ..], which the first op stands for.
+
+The second op returns the sum over the segments of all ranks, for the rank's own keys, rounded to `dtype` once: [..], whose size
+along `dim` is divided by the number of ranks. It stands in the place of a reduce-scatter, whose order is the backend's.
 
 The order: neighbours are added in pairs while their number is even, then pairs of pairs, and so on; an odd number is added up in
 order. A rank does so with its own segments first. As every rank has the same number, its pairs are pairs of the whole sequence too.
@@ -19,10 +21,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 _library = torch.library.Library("dash", "FRAGMENT")
+_library.define("of_segments(Tensor x, int n) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(
-    "fold_segments(Tensor dk, Tensor dv, int segments, ScalarType dtype, str group) -> (Tensor, Tensor)",
+    "fold_segments(Tensor parts, int dim, ScalarType dtype, str group) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+
+
+def _of_segments(x: Tensor, n: int) -> Tensor:
+    raise NotImplementedError("dash::of_segments is of compiled code alone")
 
 
 def in_pairs(parts: Tensor) -> Tensor:
@@ -40,34 +47,34 @@ def folded(parts: Tensor) -> Tensor:
     return total
 
 
-def of_all_ranks(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[n, B, H, S, D] of all keys -> [ranks * n, B, H, S / ranks, D] of this rank's keys, rank by rank."""
+def of_all_ranks(parts: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """[n, ..] of all keys -> [ranks * n, ..] of this rank's, rank by rank: its share of the dimension `dim` behind the first."""
     ranks = group.size()
     if ranks == 1:
         return parts
-    sent = parts.unflatten(3, (ranks, -1)).movedim(3, 0).contiguous()
+    sent = parts.unflatten(dim + 1, (ranks, -1)).movedim(dim + 1, 0).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received.flatten(0, 1)
 
 
-def _fold(dk: Tensor, dv: Tensor, segments: int, dtype: torch.dtype, group: str) -> tuple[Tensor, Tensor]:
-    process_group = _group(group)
-    own = (in_pairs(parts.unflatten(0, (segments, -1))) for parts in (dk, dv))
-    dk, dv = (folded(of_all_ranks(parts, process_group)).to(dtype).contiguous() for parts in own)
-    return dk, dv
+def _fold(parts: Tensor, dim: int, dtype: torch.dtype, group: str) -> Tensor:
+    return folded(of_all_ranks(in_pairs(parts), dim, _group(group))).to(dtype).contiguous()
 
 
-def _fake(dk: Tensor, dv: Tensor, segments: int, dtype: torch.dtype, group: str) -> tuple[Tensor, Tensor]:
-    ranks = _group(group).size()
-    dk, dv = (x.new_empty([x.shape[0] // segments, x.shape[1], x.shape[2] // ranks, x.shape[3]], dtype=dtype) for x in (dk, dv))
-    return dk, dv
+def _fake(parts: Tensor, dim: int, dtype: torch.dtype, group: str) -> Tensor:
+    size = list(parts.shape[1:])
+    size[dim] = size[dim] // _group(group).size()
+    return parts.new_empty(size, dtype=dtype)
 
 
 def _group(name: str) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
+_library.impl("of_segments", _of_segments, "CompositeExplicitAutograd")
+torch.library.register_fake("dash::of_segments", lambda x, n: x.new_empty([n, *x.shape], dtype=torch.float32), lib=_library)
+OF_SEGMENTS = torch.ops.dash.of_segments.default
 _library.impl("fold_segments", _fold, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::fold_segments", _fake, lib=_library)
 FOLD_SEGMENTS = torch.ops.dash.fold_segments.default

@@ -20,6 +20,7 @@ from ..decision import UNKNOWN, Decision, Declined, LeftToStock, size_text, size
 from ..op import FLEX_BACKWARD, MARK, NOTE, Mark
 from ..problem import dtype_name
 from .autotuned import chosen_by_timing
+from .context_parallel import form_of
 from .origin import Origin, origin_of
 from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments, implementation_for
 
@@ -159,7 +160,8 @@ def decision_of(node: fx.Node, declined: Declined) -> Decision:
         str(node.target), tensors, mask_of(named), declined, heads_last=node.target in (*HEADS_LAST, CUDNN_JAGGED)
     )
     timed = chosen_by_timing(node, rewritten=False) if node.target is FLEX_BACKWARD else None
-    return replace(decision, implementation=implementation_for(decision.op, named), chosen_by_timing=timed)
+    implementation = implementation_for(decision.op, named)
+    return replace(decision, implementation=implementation, chosen_by_timing=timed, over_ranks=form_of(node))
 
 
 def decision_of_call(

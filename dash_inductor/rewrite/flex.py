@@ -36,11 +36,9 @@ MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     """Marks a node with what it gets; returns what is obsolete then. Raises as `rewriting_of`."""
-    reduce_scatter = context_parallel.reduce_scatter_of(node) if settings.segment else None
-    resolution = rewriting_of(node, settings, gathered=reduce_scatter is not None)
-    if reduce_scatter is None and settings.segment:
-        context_parallel.warn_of_none(settings.segment)
-    obsolete = [] if reduce_scatter is None else context_parallel.fold(node, reduce_scatter, resolution.problem.segments)
+    key_sums = context_parallel.key_sums_if_asked(node, settings)
+    resolution = rewriting_of(node, settings, gathered=key_sums is not None)
+    obsolete = [] if key_sums is None else context_parallel.fold(node, key_sums, resolution.problem.segments)
     mark = Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2])
     say_rewritten(node, replace(mark, chosen_by_timing=chosen_by_timing(node, rewritten=True)))
     return obsolete
@@ -83,7 +81,10 @@ def _rewriting_of(
         sizes = (*query.shape[:3], key.shape[2])
         if declined := why_too_many(sizes, shares_of(module_of(node, arguments.joint).graph)):
             raise declined
-    segments = context_parallel.segments_of(arguments, settings) if gathered else 0
+    segments = context_parallel.segments_of(query.shape[2], mask.q_block, settings) if gathered else 0
+    if segments and query.shape[0] != key.shape[0]:
+        reason = f"a batch of {query.shape[0]} shares its keys under segment={settings.segment}"
+        raise Declined(reason, "expand key and value to the batch")
     masks = mask.q_num.meta["val"].shape[:2]
     # It may be another one on another rank, or of a batch whose size is known at run time only.
     is_open = gathered or (settings.guarantee == "batch" and masks[0] != 1)

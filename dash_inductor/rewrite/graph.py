@@ -18,6 +18,7 @@ from ..devices.cost_files import CostFileError
 from ..first_use.verdict import UntriedKernelError
 from ..op import FLEX_BACKWARD, MARK
 from . import by_hand, flash_attn, flex, heads_last, kept, math_path, matmuls, retraced, sdpa, third_party, varlen
+from .context_parallel import form_of
 from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import HEADS_LAST, SDPA_TARGETS, VARLEN
 
@@ -66,7 +67,7 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     bugs = {str(x): x for x in (*said, *flash.values(), *without_op) if isinstance(x, InternalError) and x is not refused}
     for node in graph.nodes:
         if MARK in node.meta:
-            node.meta[MARK] = replace(node.meta[MARK], joint=joint)
+            node.meta[MARK] = replace(node.meta[MARK], joint=joint, over_ranks=form_of(node))
     rewritten = [*flash.values(), *made_matmuls.values()].count(None)
     return len(met) + rewritten + len(without_op), list(bugs.values())
 
@@ -75,7 +76,12 @@ def digest(graph: fx.Graph) -> str:
     """The same for a graph that another rank has too: which GPU of a machine it is for is left out."""
     inputs = [x for node in graph.find_nodes(op="placeholder") if isinstance(x := node.meta.get("val"), torch.Tensor)]
     shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
-    return text.digest(re.sub(r"cuda:\d+", "cuda", f"{graph}\n{shapes}"))
+    functions = [getattr(graph.owning_module, str(node.target), None) for node in graph.find_nodes(op="get_attr")]
+    graphs = [
+        graph,
+        *(x.graph for x in functions if isinstance(x, fx.GraphModule)),
+    ]  # FlexAttention's functions, with their numbers
+    return text.digest(re.sub(r"cuda:\d+", "cuda", "\n".join(map(str, [*graphs, shapes]))))
 
 
 def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[fx.Node, Declined | None]:

@@ -65,7 +65,7 @@ def return_unrepeated(backward: fx.Node, output: int, keys: Repeated) -> list[fx
     graph, sums, views = backward.graph, list[fx.Node](), list[fx.Node]()
     for gradient in outputs_of(backward, output):
         gradient.meta["val"] = keys.gradient
-        for view in list(gradient.users):
+        for view in [user for user in gradient.users if user.target in VIEWS]:
             for node in list(view.users):
                 new = gradient
                 if node.meta["val"].dim() == 5:

@@ -57,6 +57,7 @@ def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
     dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
     functions = module_of(node, arguments.score_mod), module_of(node, arguments.joint)
     others: dict[str, Any] = {"function_ops": said.kwargs.get("function_ops", 0), "dropout": dropout}
+    others["segments"] = arguments.kernel_options.get(SEGMENTS, 0)
     others |= {"changes_scores": not is_identity(functions[0]), "trains_captures": LEARNT in arguments.kernel_options}
     problem = Problem.of(query, key, value, mask=kind, scale=arguments.scale, **others | (blocks if kind == BLOCK_MASK else {}))
     captures = [value_of(x) for x in arguments.score_mod_captures]

@@ -19,12 +19,13 @@ from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block
 from .by_hand import require_last_dim
 from .columns import Way, train, ways_of
-from .declined import why_no_target
+from .context_parallel import KeySums, fold, key_sums_if_asked, segments_of
+from .declined import DROPOUT, why_no_target
 from .drops import bits_at_load, dropout_of, why_bits_unknown
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_bounds import require_32_bits
-from .mask_function import MaskFunction
+from .mask_function import MaskFunction, in_window
 from .mask_reader import read
 from .nodes import call, outputs_of
 from .origin import origin_of
@@ -51,7 +52,8 @@ SCALE = "a scale that is not a constant", "pass scale as a Python number"
 class Rewriting:
     """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, that of its scores where
     they do not stay, and what its key and value repeat, if they do; `stock` has them unrepeated. `keys`: tensors before GQA
-    expansion. dropout: what its forward dropped, if it did. columns: of a learnt mask, where those alone are trained."""
+    expansion. dropout: what its forward dropped, if it did. columns: of a learnt mask, where those alone are trained. key_sums: how
+    its dk and dv come to sums over ranks, where those are of segments."""
 
     stock: SdpaBackward
     resolution: Resolution
@@ -60,6 +62,7 @@ class Rewriting:
     keys: list[Repeated]
     dropout: Dropout | None
     columns: list[Way]
+    key_sums: KeySums | None
 
 
 def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
@@ -86,14 +89,19 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     keys = [x for output, of in ((1, stock.key), (2, stock.value)) if (x := repeated(node, of, output))]
     if len(keys) == 2:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
+    sums = {x: output for output, each in enumerate(keys, start=1) for x in each.sums} if len(keys) == 2 else None
+    key_sums = key_sums_if_asked(node, settings, sums)
+    if key_sums and dropout:
+        raise Declined("segment with dropout: what a forward drops depends on the number of ranks", DROPOUT)
     target = target_of(device, settings)
-    mask, function, scores = _mask(stock)
+    mask, function, scores = _mask(stock, in_blocks=key_sums is not None)
     if stock.trains_mask and (mask != BLOCK_MASK or scores is None):
         raise Declined(*ADDS_NOTHING)
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     if stock.trains_mask and (declined := why_too_many((*query.shape[:3], key.shape[2]))):
         raise declined
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
+    segments = segments_of(query.shape[2], block_size[0], settings) if key_sums and block_size else 0
     function_ops = (scores.operations if scores else 0) + (OPERATIONS[dropout.generator] if dropout else 0)
     others = {
         "block_size": block_size,
@@ -103,6 +111,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         "dropout": dropout,
         "changes_scores": scores is not None,
         "trains_captures": stock.trains_mask,
+        "segments": segments,
     }
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     functions = (scores.module, scores.derivative) if scores else None
@@ -110,7 +119,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     resolution = resolved(problem, settings, query, functions, captures)
     if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
         raise declined
-    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout, columns)
+    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout, columns, key_sums)
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
@@ -123,18 +132,21 @@ def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
     return kept if kept and (kept.implementation or (mask == BLOCK_MASK and stock.op is EFFICIENT)) else None
 
 
-def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None, ScoreFunction | None]:
-    """full, causal, or block_mask and its function; and that of the scores."""
+def _mask(stock: SdpaBackward, *, in_blocks: bool) -> tuple[str, MaskFunction | None, ScoreFunction | None]:
+    """full, causal, or block_mask and its function; and that of the scores. in_blocks: it is block_mask, whatever it hides."""
     q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
     if stock.window is not None:
         return BLOCK_MASK, stock.window, stock.scores
     top_left = stock.is_causal and not SDPA_OPS[stock.op].ends_aligned and q_len != kv_len
     if stock.attn_mask is None and not top_left:
+        if in_blocks:
+            offset = kv_len - q_len if SDPA_OPS[stock.op].ends_aligned else 0
+            return BLOCK_MASK, in_window(None, 0, offset) if stock.is_causal else None, stock.scores
         return "causal" if stock.is_causal else "full", None, stock.scores
     if stock.attn_mask is not None:
         require_32_bits(stock.attn_mask)
     function, scores = read(stock.attn_mask, stock.query.meta["val"].device, causal=stock.is_causal)
-    kind = function.kind(q_len, kv_len)
+    kind = None if in_blocks else function.kind(q_len, kv_len)
     if kind == "full" or (kind == "causal" and q_len == kv_len):
         return kind, None, scores
     return BLOCK_MASK, function, scores
@@ -153,7 +165,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     options: dict[str, Any]
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
-        if rewriting.function or rewriting.scores or rewriting.dropout:
+        if problem.is_lowered_as_flex:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
             learnt = stock.attn_mask if stock.trains_mask else None
             options = {"scores": rewriting.scores, "learnt": learnt}
@@ -169,8 +181,9 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     new.meta = {**node.meta, **new.meta, MARK: mark}
     node.replace_all_uses_with(new)
     sums = _take_last_of_fourth(new) if stock.trains_mask else train(rewriting.columns, stock, logsumexp)
+    folded = fold(new, rewriting.key_sums, problem.segments) if rewriting.key_sums else []
     copies = [each for output, x in enumerate(rewriting.keys, start=1) for each in return_unrepeated(new, output, x)]
-    return [*sums, *copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
+    return [*folded, *sums, *copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
 
 
 def _take_last_of_fourth(node: fx.Node) -> list[fx.Node]:

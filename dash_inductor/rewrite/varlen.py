@@ -26,6 +26,7 @@ from ..devices.target import target_of
 from ..op import Mark
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block
+from .context_parallel import KeySums, fold, key_sums_if_asked, segments_of
 from .declined import why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
@@ -91,7 +92,7 @@ def _name(target: Any) -> str:
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     """Puts FlexAttention's node in the place of the stock op's; returns the nodes that are obsolete. Raises as `rewriting_of`."""
-    (resolution, window), graph = rewriting_of(node, settings), node.graph
+    (resolution, window, key_sums), graph = rewriting_of(node, settings), node.graph
     assert resolution.problem.block_size
     named = arguments(node)
     mark = Mark(resolution, str(node.meta.get(CALLED, node.target)), "varlen", *origin_of(node)[:2])
@@ -110,15 +111,19 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         like = [x.meta["val"] for x in tensors[:3]] if is_moved else map(_one_batch, node.meta["val"])
         new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, [*like], mark, matrix, scores)
         new.meta = {**node.meta, **new.meta}
-        unpacked = [call(graph, operator.getitem, new, index) for index in range(3)]
-        packed = traced(graph, functools.partial(_packed, layouts), [*unpacked, *inputs])
+        folded = fold(new, key_sums, resolution.problem.segments, lambda gradient, _: _of_packed(gradient)) if key_sums else []
+        unpacked = [call(graph, operator.getitem, new, index) for index in range(1 if key_sums else 3)]
+        packed = traced(graph, functools.partial(_packed, layouts, len(unpacked)), [*unpacked, *inputs])
         for gradient in users:
-            gradient.replace_all_uses_with(packed[gradient.args[1]])  # type: ignore[index]
-    return [*users, node]
+            if gradient.args[1] < len(packed):  # type: ignore[operator]
+                gradient.replace_all_uses_with(packed[gradient.args[1]])  # type: ignore[index]
+    return [*folded, *users, node]
 
 
-def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
-    """What a node gets, and its window. Comparisons of symbolic sizes guard: the answer holds for all shapes.
+def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window, KeySums | None]:
+    """What a node gets, its window, and how its dk and dv come to sums over ranks, if those are of segments.
+
+    Comparisons of symbolic sizes guard: the answer holds for all shapes.
 
     Raises:
         Declined: it keeps the stock kernel.
@@ -158,6 +163,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
             f"offsets cu_seq_q and cu_seq_k of {offsets} are none of flash attention's",
             "give offsets as int32 tensors of one shape, [sequences + 1]",
         )
+    key_sums = key_sums_if_asked(node, settings)
+    if key_sums and settings.guarantee == "batch":
+        by_place = "segment with guarantee='batch': which segment a query is in depends on what its sequence is packed with"
+        raise Declined(by_place, "take guarantee='device'")
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
     scores: OfFlashAttn | None = node.meta.get(SCORES)
@@ -166,14 +175,16 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     function_ops = function.operations if function else 0
     block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
     stock = node.meta[KEPT] if CALLED in node.meta else stock_of(VARLEN, named)
-    others = {"block_size": block_size, "function_ops": function_ops, "changes_scores": scores is not None, "stock": stock}
+    segments = segments_of(query.shape[0], block_size[0], settings) if key_sums else 0
+    others: dict[str, Any] = {"segments": segments}
+    others |= {"block_size": block_size, "function_ops": function_ops, "changes_scores": scores is not None, "stock": stock}
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
     if settings.guarantee == "batch":
         rows, keys = (moved_length(x.shape[0], cu_q, block) for x, block in zip((query, key), block_size, strict=True))
         problem = replace(problem, q_len=rows, kv_len=keys)
     functions = (function.module, function.derivative) if function else None
     captures = [scores.slopes.meta["val"], cu_q.new_empty(query.shape[0])] if scores and scores.slopes else []
-    return resolved(problem, settings, query, functions, captures), window_of(named)
+    return resolved(problem, settings, query, functions, captures), window_of(named), key_sums
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:
@@ -257,13 +268,16 @@ def _one_batch(x: Tensor) -> Tensor:
     return x.permute(1, 0, 2).unsqueeze(0)
 
 
-def _packed(
-    layouts: Callable[..., tuple[InPlace, InPlace]], dq: Tensor, dk: Tensor, dv: Tensor, query: Tensor, key: Tensor, *others: Tensor
-) -> list[Tensor]:
-    """Gradients [T, H, D] of those of one batch, and of the inputs of `_of_one_batch`."""
+def _of_packed(x: Tensor) -> Tensor:
+    """[1, H, T, D] -> [T, H, D]."""
+    return x.squeeze(0).permute(1, 0, 2)
+
+
+def _packed(layouts: Callable[..., tuple[InPlace, InPlace]], count: int, *tensors: Tensor) -> list[Tensor]:
+    """Gradients [T, H, D] of `count` of one batch, dq first, which the inputs of `_of_one_batch` follow."""
+    gradients, (query, key, *others) = tensors[:count], tensors[count:]
     of_q, of_k = layouts(query, key, *others[-2:])
-    pairs = (of_q, dq), (of_k, dk), (of_k, dv)
-    return [layout.back(gradient.squeeze(0).permute(1, 0, 2)) for layout, gradient in pairs]
+    return [layout.back(_of_packed(gradient)) for layout, gradient in zip((of_q, of_k, of_k), gradients, strict=False)]
 
 
 def intervals(length: Any, queries: Offsets, keys: Offsets, window: Window, rows: int) -> tuple[Tensor, Tensor]:

@@ -107,6 +107,7 @@ def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monk
     found = [(decision.mask, decision.q_len, decision.kv_len) for decision in generated.decisions]
     assert sorted(found) == sorted([("causal", LENGTH, LENGTH), *others])
     assert "attention_backward.default(" not in generated.source
+    assert {decision.over_ranks for decision in generated.decisions} == {"ring"}
 
 
 SEGMENT = 1024

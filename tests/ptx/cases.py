@@ -259,15 +259,15 @@ def _generate(case: Case) -> Generated:
             raise ValueError(f"--attention varlen takes one length, of {SEQUENCES} tokens at least, and a batch of 1")
         packed = [(length, heads, dim) for _, heads, length, dim in shapes]
         return varlen_backward(case.device, packed, causal, case.dtype, SEQUENCES, case.dynamic)
-    if case.dropout:
+    group = dist.distributed_c10d._get_default_group().group_name if case.gathered else None
+    if case.dropout or (group and not case.is_flex):
         shapes = [(case.batch, *shape) for shape in _shapes(case).values()]
-        return flash_backward(case.device, shapes, case.mask == "causal", case.dtype, case.dynamic, case.dropout)
+        return flash_backward(case.device, shapes, case.mask == "causal", case.dtype, case.dynamic, case.dropout, group)
     if case.is_flex:
         if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
         mods: dict[str, Any] = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
         attention = FlexAttention(length=case.q_len, block=case.block, trained=case.trained, **mods, **sizes)
-        group = dist.distributed_c10d._get_default_group().group_name if case.gathered else None
         return flex_backward(case.device, attention, group=group)
     return attention_backward(case.device, q_len=case.q_len, kv_len=case.kv_len, mask=case.mask, dynamic=case.dynamic, **sizes)
 

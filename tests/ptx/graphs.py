@@ -40,13 +40,25 @@ def varlen_backward(
 
 
 def flash_backward(
-    device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, p: float
+    device: str,
+    tensors: list[tuple[int, int, int, int]],
+    causal: bool,
+    dtype: str,
+    dynamic: bool,
+    p: float,
+    group: str | None = None,
 ) -> Generated:
-    """SDPA by flash attention with dropout. tensors: sizes [B, H, S, D] of query, key, value and gradient."""
+    """SDPA by flash attention with dropout. tensors: sizes [B, H, S, D] of query, key, value and gradient. group: name of the
+    process group, of one rank, over which dK and dV are summed, if they are."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
         out, *saved, seed, offset, _ = aten._scaled_dot_product_flash_attention(query, key, value, p, causal)
-        return aten._scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, *saved, p, causal, seed, offset)
+        given = grad_out, query, key, value, out, *saved, p, causal, seed, offset
+        dq, *others = aten._scaled_dot_product_flash_attention_backward(*given)
+        if group is not None:
+            collectives = torch.ops._c10d_functional
+            others = [collectives.wait_tensor(collectives.reduce_scatter_tensor(x, "sum", 1, group)) for x in others]
+        return dq, *others
 
     def inputs() -> list[Tensor]:
         views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]

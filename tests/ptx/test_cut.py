@@ -73,6 +73,22 @@ def gradients_of(case: Prepared, segment: int) -> dict[str, Tensor]:
     return gradients
 
 
+@pytest.mark.parametrize(
+    ("mask", "kernel"),
+    [
+        ("full", "triton"),
+        pytest.param("full", "gluon", marks=pytest.mark.nightly),
+        pytest.param("causal", "triton", marks=pytest.mark.nightly),
+    ],
+)
+def test_sdpa_in_segments(mask: str, kernel: str) -> None:
+    """A mask in blocks that hides nothing, and one of which the graph has no tensor."""
+    made = Prepared(Case("h100", 256, 256, heads=1, mask=mask, gathered=True, settings={"segment": 128, "kernel": kernel}))
+    (decision,) = made.generated.decisions
+    assert (decision.kernel, decision.segments, decision.mask) == (kernel, 2, "block_mask")
+    right_in_one_order(made)
+
+
 @pytest.mark.nightly
 def test_masks_of_heads_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Query heads that share keys and have masks of their own add up dK and dV in memory: of each segment apart."""
