@@ -76,12 +76,9 @@ def digest(graph: fx.Graph) -> str:
     """The same for a graph that another rank has too: which GPU of a machine it is for is left out."""
     inputs = [x for node in graph.find_nodes(op="placeholder") if isinstance(x := node.meta.get("val"), torch.Tensor)]
     shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
-    functions = [getattr(graph.owning_module, str(node.target), None) for node in graph.find_nodes(op="get_attr")]
-    graphs = [
-        graph,
-        *(x.graph for x in functions if isinstance(x, fx.GraphModule)),
-    ]  # FlexAttention's functions, with their numbers
-    return text.digest(re.sub(r"cuda:\d+", "cuda", "\n".join(map(str, [*graphs, shapes]))))
+    attributes = [getattr(graph.owning_module, str(node.target), None) for node in graph.find_nodes(op="get_attr")]
+    functions = [x.graph for x in attributes if isinstance(x, fx.GraphModule)]  # FlexAttention's, with their numbers
+    return text.digest(re.sub(r"cuda:\d+", "cuda", "\n".join(map(str, [graph, *functions, shapes]))))
 
 
 def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[fx.Node, Declined | None]:
