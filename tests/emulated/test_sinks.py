@@ -186,7 +186,7 @@ def masks(draw: st.DrawFn) -> tuple[int, int, int, int, torch.dtype, bool]:
 
 
 @pytest.mark.nightly
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(masks())
 def test_random_columns(drawn) -> None:
     """At any place of a mask that hides a third of the rest, of keys that are no zeros."""
