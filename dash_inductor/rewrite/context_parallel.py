@@ -29,10 +29,7 @@ from .nodes import SQUEEZES, VIEWS, aten, call, is_tensor, outputs_of, reached, 
 
 OF_HOOK = "cplib.flex_cp_allgather_backward.default"  # of dk, dv, dimension, name of the group: by torch's hook for FlexAttention
 # Of a tensor or of several, the reduction, number of ranks, name of the group.
-REDUCE_SCATTERS = (
-    "_c10d_functional.reduce_scatter_tensor.default",
-    "_c10d_functional.reduce_scatter_tensor_coalesced.default",
-)
+REDUCE_SCATTERS = tuple(f"_c10d_functional.reduce_scatter_tensor{name}.default" for name in ("", "_coalesced"))
 WAIT = "_c10d_functional.wait_tensor.default"
 SENDS = "_c10d_functional.all_to_all_single.default"  # a ring's, and of those that exchange heads for queries
 CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
@@ -41,10 +38,8 @@ MOVES = (
     *(aten.permute.default, aten.transpose.int, aten.clone.default, aten.slice.Tensor, aten.select.int, aten.split.Tensor),
     *(aten.cat.default, aten.slice_scatter.default, aten.select_scatter.default, aten.constant_pad_nd.default),
 )
-ADDS = (
-    aten.add.Tensor,
-    aten.sum.dim_IntList,
-)  # of parts of a gradient, where key and value are gathered together; of grouped heads
+# Of parts of a gradient, as where key and value are gathered together, and of the heads of a group.
+ADDS = (aten.add.Tensor, aten.sum.dim_IntList)
 GATHER_IT = "gather key and value for this attention alone, after all that is computed of them"
 
 log = logging.getLogger("dash_inductor")
@@ -106,9 +101,7 @@ def key_sums_of(node: fx.Node, starts: dict[fx.Node, int] | None = None) -> KeyS
     for x in (*starts, *between):
         if any(not is_tensor(y) and not isinstance(y.meta["val"], (tuple, list)) for y in x.all_input_nodes):
             raise Declined("segment under dynamic shapes", "compile with dynamic=False")
-        if x not in starts and (
-            x.target not in (*MOVES, *ADDS) or not all(y in following or _is_zero(y) for y in x.all_input_nodes)
-        ):
+        if x not in starts and not (_is_linear(x) and all(y in following or _is_zero(y) for y in x.all_input_nodes)):
             raise Declined(f"segment: {x.target} stands between dK or dV and their sum over ranks", GATHER_IT)
         if any(user not in following or user.op == "output" for user in x.users):
             raise Declined("segment: dK or dV are not only summed over ranks", GATHER_IT)
@@ -139,6 +132,17 @@ def _goes_on(node: fx.Node) -> bool:
     return pointwise or node.target in (*MOVES, *ADDS) or str(node.target) in (*REDUCE_SCATTERS, OF_HOOK)
 
 
+def _is_linear(node: fx.Node) -> bool:
+    """Whether a node moves or adds up tensors, and nothing else: then it may do so to parts of them."""
+    if node.target in CONVERSIONS:
+        return bool(node.meta["val"].is_floating_point())
+    if node.target is aten.add.Tensor:
+        return all(isinstance(x, fx.Node) for x in node.args)
+    if node.target is aten.constant_pad_nd.default:
+        return node.args[2:] in ((), (0,), (0.0,))
+    return node.target in (*MOVES, *ADDS)
+
+
 def _sums_of(node: fx.Node) -> list[Summed]:
     """What a node sums over ranks, if it does."""
     name, arguments = str(node.target), list[Any](node.args)
@@ -165,14 +169,11 @@ def _is_zero(node: fx.Node) -> bool:
 @functools.cache
 def warn_of_none(segment: int, form: str | None = None) -> None:
     """Says once of a setting that an attention has nothing to do with it."""
-    has = "has no keys that its own graph gathers from all ranks"
-    remedy = "Under context parallelism compile the module whose hook gathers keys, not flex_attention alone"
+    why = "has no keys that its own graph gathers from all ranks: its dK and dV stay whole. Under context parallelism compile what "
+    why += "gathers them too, such as the module with torch's hook, not flex_attention alone"
     if form == RING:
-        has, remedy = (
-            "takes keys that go around a ring of ranks",
-            "Gather them instead: a ring's bits depend on the number of ranks",
-        )
-    log.warning("segment=%d is set, but an attention %s: its dK and dV stay whole. %s", segment, has, remedy)
+        why = "takes keys that go around a ring of ranks: its bits depend on their number. Gather keys instead"
+    log.warning("segment=%d is set, but an attention %s", segment, why)
 
 
 def segments_of(length: Any, block: Any, settings: Config) -> int:

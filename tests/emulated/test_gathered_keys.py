@@ -150,6 +150,18 @@ class Averaged(torch.autograd.Function):
         return reduce_scatter_tensor(grad, "avg", 2, dist.group.WORLD)
 
 
+class PlusOne(torch.autograd.Function):
+    """Adds 1 to the gradient, which the gradients of segments would each get."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad + 1
+
+
 def shared(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     key, value = gather(key), gather(value)
     return attend(query, key, value) + attend(query + 1, key, value)
@@ -158,6 +170,7 @@ def shared(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 BETWEEN = "segment: aten.{} stands between dK or dV and their sum over ranks"
 DECLINED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "rotated behind the gather": (lambda q, k, v: attend(q, gather(k) * 2, gather(v)), BETWEEN.format("mul.Tensor")),
+    "a number is added": (lambda q, k, v: attend(q, PlusOne.apply(gather(k)), gather(v)), BETWEEN.format("add.Tensor")),
     "keys of two attentions": (shared, BETWEEN.format("add.Tensor")),
     "used elsewhere": (
         lambda q, k, v: attend(q, k, gather(v)),
