@@ -87,6 +87,11 @@ class Session:
             kernel._run = _Launcher(session, kernel)
             kernel.module, kernel.function = kernel, None
             kernel.n_regs, kernel.n_spills, kernel.n_max_threads = 0, 0, 1 << 10
+            stack.callback(forget, kernel)
+
+        def forget(kernel: CompiledKernel) -> None:
+            """Triton keeps kernels, which would keep the memory of every session."""
+            kernel._run = kernel.module = None
 
         nothing: Any = contextlib.nullcontext
         guards = torch._C._dynamo.guards
