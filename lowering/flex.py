@@ -11,8 +11,7 @@ from torch._inductor.ir import Pointwise, TensorBox
 from torch._inductor.lowering import expand, full_like, register_lowering, view
 from torch._inductor.virtualized import V, ops
 
-from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark
-from dash_inductor.parallel.fold import OF_SEGMENTS
+from dash_inductor.op import MARK, OF_SEGMENTS, REWRITTEN, FlexArguments, Mark
 from dash_inductor.problem import BLOCK_MASK
 from dash_inductor.resolve import Resolution
 

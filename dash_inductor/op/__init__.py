@@ -32,6 +32,10 @@ takes the place of torch's sum where a learnt mask was broadcast: sizes alone de
 
 is the random state of a forward that drops, where our kernels read it (`DROPOUT`).
 
+    dash::of_segments(x, n) -> parts
+
+stands behind dk or dv of a node in segments (`SEGMENTS`), [..]: what each of n segments of the queries adds to it, fp32 [n, ..].
+
     dash::note(x, decision) -> x
 
 is x itself. Its lowering records the decision, JSON of a `Decision`: that of an attention that keeps its stock kernel.
@@ -153,6 +157,16 @@ for _name, _others in (("note", ", str decision"), ("rewritten", _OF_REWRITTEN),
 NOTE, REWRITTEN = torch.ops.dash.note.default, torch.ops.dash.rewritten.default
 KEEP = torch.ops.dash.keep.default
 has_side_effect(KEEP)  # so that it stays in a forward that does not read what it returns
+_library.define("of_segments(Tensor x, int n) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _of_segments(x: Tensor, n: int) -> Tensor:
+    raise NotImplementedError("dash::of_segments is of compiled code alone")
+
+
+_library.impl("of_segments", _of_segments, "CompositeExplicitAutograd")
+torch.library.register_fake("dash::of_segments", lambda x, n: x.new_empty([n, *x.shape], dtype=torch.float32), lib=_library)
+OF_SEGMENTS = torch.ops.dash.of_segments.default
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 MARK = "dash_inductor"  # key in a node's meta: its Mark
 # Kernel options of a node. It drops, (p, generator): its last capture but a learnt one is RANDOM_STATE's.

@@ -1,13 +1,10 @@
 """dK and dV of context parallelism: the sums of segments of queries, added up in one order, whichever rank has which segment.
 
-    dash::of_segments(x, n) -> parts
     dash::fold_segments(parts, dim, dtype, group) -> x
 
-Each rank has queries of n segments and all keys. In a graph the backward of its attention returns a gradient of all keys, x, [..].
-Compiled code has in its place what each segment adds to that, fp32 [n, ..], which the first op stands for.
-
-The second op returns the sum over the segments of all ranks, for the rank's own keys, rounded to `dtype` once: [..], whose size
-along `dim` is divided by the number of ranks. It stands in the place of a reduce-scatter, whose order is the backend's.
+Each rank has queries of n segments and all keys: parts [n, ..], fp32, are what each of its segments adds to a gradient of all keys.
+What comes back is the sum over the segments of all ranks, for the rank's own keys, rounded to `dtype` once: [..], whose size along
+`dim` is divided by the number of ranks. It stands in the place of a reduce-scatter, whose order is the backend's.
 
 The order: neighbours are added in pairs while their number is even, then pairs of pairs, and so on; an odd number is added up in
 order. A rank does so with its own segments first. As every rank has the same number, its pairs are pairs of the whole sequence too.
@@ -21,15 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 _library = torch.library.Library("dash", "FRAGMENT")
-_library.define("of_segments(Tensor x, int n) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(
     "fold_segments(Tensor parts, int dim, ScalarType dtype, str group) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-
-
-def _of_segments(x: Tensor, n: int) -> Tensor:
-    raise NotImplementedError("dash::of_segments is of compiled code alone")
 
 
 def in_pairs(parts: Tensor) -> Tensor:
@@ -72,9 +64,6 @@ def _group(name: str) -> dist.ProcessGroup:
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
-_library.impl("of_segments", _of_segments, "CompositeExplicitAutograd")
-torch.library.register_fake("dash::of_segments", lambda x, n: x.new_empty([n, *x.shape], dtype=torch.float32), lib=_library)
-OF_SEGMENTS = torch.ops.dash.of_segments.default
 _library.impl("fold_segments", _fold, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::fold_segments", _fake, lib=_library)
 FOLD_SEGMENTS = torch.ops.dash.fold_segments.default

@@ -23,8 +23,8 @@ from torch import Tensor, fx
 
 from ..config import Config
 from ..decision import GATHERED, RING, Declined
-from ..op import SEGMENTS, FlexArguments
-from ..parallel.fold import FOLD_SEGMENTS, OF_SEGMENTS
+from ..op import OF_SEGMENTS, SEGMENTS, FlexArguments
+from ..parallel.fold import FOLD_SEGMENTS
 from .nodes import SQUEEZES, VIEWS, aten, call, is_tensor, outputs_of, reached, traced
 
 OF_HOOK = "cplib.flex_cp_allgather_backward.default"  # of dk, dv, dimension, name of the group: by torch's hook for FlexAttention
@@ -109,7 +109,7 @@ def key_sums_of(node: fx.Node, starts: dict[fx.Node, int] | None = None) -> KeyS
 
 
 def key_sums_if_asked(node: fx.Node, settings: Config, starts: dict[fx.Node, int] | None = None) -> KeySums | None:
-    """As `key_sums_of`, where the setting `segment` asks for them. If there are none, that is said once."""
+    """Those of `key_sums_of`, where the setting `segment` asks for them. If there are none, that is said once."""
     key_sums = key_sums_of(node, starts) if settings.segment else None
     if settings.segment and key_sums is None:
         warn_of_none(settings.segment, form_of(node))

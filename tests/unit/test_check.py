@@ -234,6 +234,7 @@ def test_a_script(tmp_path):
     assert done.returncode == 0 and "step: identical, 2 runs in 2 processes" in done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 def test_an_unguarded_script_is_told(tmp_path):
     done = script(tmp_path, guard="")
     assert 'StepError: check() runs again where its script is imported: put it under `if __name__ == "__main__":`' in done.stderr
