@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ATTENTIONS = 4  # of an example
-EXAMPLES = 130 if NIGHTLY else 15
+EXAMPLES = 130 if NIGHTLY else 10
 B, H, S, D = 2, 2, 40, 16
 SEES_ITSELF = torch.eye(S, dtype=torch.bool)
 
