@@ -25,7 +25,7 @@ from ..config import Config
 from ..decision import GATHERED, RING, Declined
 from ..op import OF_SEGMENTS, SEGMENTS, FlexArguments
 from ..parallel.fold import FOLD_SEGMENTS
-from .nodes import SQUEEZES, VIEWS, aten, call, is_tensor, outputs_of, reached, traced
+from .nodes import SQUEEZES, VIEWS, aten, call, outputs_of, reached, traced, value_of
 
 OF_HOOK = "cplib.flex_cp_allgather_backward.default"  # of dk, dv, dimension, name of the group: by torch's hook for FlexAttention
 # Of a tensor or of several, the reduction, number of ranks, name of the group.
@@ -99,7 +99,7 @@ def key_sums_of(node: fx.Node, starts: dict[fx.Node, int] | None = None) -> KeyS
     ends = {end for x in sums for end in x.nodes}
     between = [x for x in ordered if x not in ends and x not in starts]
     for x in (*starts, *between):
-        if any(not is_tensor(y) and not isinstance(y.meta["val"], (tuple, list)) for y in x.all_input_nodes):
+        if any(isinstance(value_of(y), torch.SymInt) for y in x.all_input_nodes):
             raise Declined("segment under dynamic shapes", "compile with dynamic=False")
         if x not in starts and not (_is_linear(x) and all(y in following or _is_zero(y) for y in x.all_input_nodes)):
             raise Declined(f"segment: {x.target} stands between dK or dV and their sum over ranks", GATHER_IT)
@@ -194,9 +194,7 @@ def segments_of(length: Any, block: Any, settings: Config) -> int:
     return length // segment
 
 
-def fold(
-    node: fx.Node, key_sums: KeySums, segments: int, to_start: Callable[[Tensor, fx.Node], Tensor] | None = None
-) -> list[fx.Node]:
+def fold(node: fx.Node, key_sums: KeySums, segments: int, to_start: Callable[[Tensor], Tensor] | None = None) -> list[fx.Node]:
     """Lets a FlexAttention's backward give dk and dv of each segment, and folds what comes of these; returns what is obsolete then.
 
     to_start: makes of a gradient as the backward gives it the value of a node of `key_sums.starts`; None: by its shape.
@@ -210,7 +208,7 @@ def fold(
         values: dict[fx.Node, Any] = {}
         for start, index in key_sums.starts.items():
             gradient = gradients[index - 1]
-            values[start] = to_start(gradient, start) if to_start else gradient.reshape(start.meta["val"].shape)
+            values[start] = to_start(gradient) if to_start else gradient.reshape(start.meta["val"].shape)
         for x in key_sums.between:
             values[x] = _taken_anew(x, values)
         return [values[x.of] for x in key_sums.sums]

@@ -36,7 +36,11 @@ MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     """Marks a node with what it gets; returns what is obsolete then. Raises as `rewriting_of`."""
-    key_sums = context_parallel.key_sums_if_asked(node, settings)
+    try:
+        key_sums = context_parallel.key_sums_if_asked(node, settings)
+    except Declined as declined:
+        declined.stock_differs = any(_why_stock_differs(node))
+        raise
     resolution = rewriting_of(node, settings, gathered=key_sums is not None)
     obsolete = [] if key_sums is None else context_parallel.fold(node, key_sums, resolution.problem.segments)
     mark = Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2])
@@ -53,15 +57,21 @@ def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False, mas
         Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too, and may be
             chosen by timing.
     """
-    *_, output = module_of(node, FlexArguments(*node.args).joint).graph.nodes
-    captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
-    stock_differs = captures_learnt or "backward" in (chosen_by_timing(node, rewritten=False) or "")
+    captures_learnt, timed = _why_stock_differs(node)
+    stock_differs = captures_learnt or timed
     try:
         stock = None if stock_differs else stock_of(node.target, {})
         return _rewriting_of(node, settings, captures_learnt, stock, gathered, mask)
     except Declined as declined:
         declined.stock_differs = declined.stock_differs or stock_differs
         raise
+
+
+def _why_stock_differs(node: fx.Node) -> tuple[bool, bool]:
+    """Whether captured tensors get a gradient, and whether Inductor chooses the stock backward by timing."""
+    *_, output = module_of(node, FlexArguments(*node.args).joint).graph.nodes
+    captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
+    return captures_learnt, "backward" in (chosen_by_timing(node, rewritten=False) or "")
 
 
 def _rewriting_of(

@@ -87,10 +87,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         remedy = "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)"
         raise Declined(f"{stock.op} on device {device.type}", remedy)
     keys = [x for output, of in ((1, stock.key), (2, stock.value)) if (x := repeated(node, of, output))]
-    if len(keys) == 2:
+    keys = keys if len(keys) == 2 else []
+    if keys:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
-    sums = {x: output for output, each in enumerate(keys, start=1) for x in each.sums} if len(keys) == 2 else None
-    key_sums = key_sums_if_asked(node, settings, sums)
+    key_sums = key_sums_if_asked(node, settings, {x: output for output, each in enumerate(keys, start=1) for x in each.sums})
     if key_sums and dropout:
         raise Declined("segment with dropout: what a forward drops depends on the number of ranks", DROPOUT)
     target = target_of(device, settings)
@@ -119,7 +119,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     resolution = resolved(problem, settings, query, functions, captures)
     if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
         raise declined
-    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout, columns, key_sums)
+    return Rewriting(stock, resolution, function, scores, keys, dropout, columns, key_sums)
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:

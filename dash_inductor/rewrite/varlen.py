@@ -111,7 +111,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         like = [x.meta["val"] for x in tensors[:3]] if is_moved else map(_one_batch, node.meta["val"])
         new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, [*like], mark, matrix, scores)
         new.meta = {**node.meta, **new.meta}
-        folded = fold(new, key_sums, resolution.problem.segments, lambda gradient, _: _of_packed(gradient)) if key_sums else []
+        folded = fold(new, key_sums, resolution.problem.segments, _of_packed) if key_sums else []
         unpacked = [call(graph, operator.getitem, new, index) for index in range(1 if key_sums else 3)]
         packed = traced(graph, functools.partial(_packed, layouts, len(unpacked)), [*unpacked, *inputs])
         for gradient in users:

@@ -26,10 +26,12 @@ from torch.distributed._functional_collectives import (
     all_gather_tensor_autograd,
     reduce_scatter_tensor,
 )
+from torch.nn.attention.flex_attention import flex_attention
 from torch.torch_version import TorchVersion
 
 from dash_inductor import decisions, enabled, explain
 from dash_inductor.emulation import emulate
+from dash_inductor.rewrite import context_parallel
 
 ERRORS = {"fp32": FP32_ERROR, "bf16": 2**-6}
 RANDOM = 100
@@ -51,7 +53,7 @@ def assert_right(found: Any) -> None:
     assert all(names == [] for names in found["differing"].values() if "out" not in names), found
 
 
-@pytest.mark.parametrize("names", [("sdpa",), ("varlen", "flex")])
+@pytest.mark.parametrize("names", [("sdpa",), ("varlen", "flex")], ids=["sdpa", "others"])
 def test_equal_bits_for_any_number_of_ranks(names: tuple[str, ...], tmp_path: Path) -> None:
     for found in outcomes(2, tmp_path, *names):
         assert_right(found)
@@ -183,7 +185,7 @@ DECLINED: dict[str, tuple[Callable[..., Tensor], str]] = {
         "segment: dK or dV are not only summed over ranks",
     ),
     "averaged": (lambda q, k, v: attend(q, Averaged.apply(k), gather(v)), "segment: dK and dV are reduced over ranks by 'avg'"),
-    "a segment of no whole blocks": (
+    "no whole segments": (
         lambda q, k, v: attend(q[:, :, :72], gather(k), gather(v)),
         "segment=32 does not divide the 72 queries of this rank",
     ),
@@ -215,6 +217,37 @@ def test_dynamic_shapes_and_packed_sequences_at_the_level_batch_are_declined() -
     with enabled(segment=32, guarantee="batch"), emulate():
         gradients(compiled(case.function(0, 1, dist.group.WORLD)), inputs, grad_out)
     assert str(decisions()[-1].reason).startswith("segment with guarantee='batch': which segment a query is in")
+
+
+@pytest.mark.usefixtures("rewriting", "group")
+def test_a_gathered_weight_is_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    """As FSDP gathers the weight of a norm: its gradient, a sum over all places, is summed over ranks too."""
+
+    def function(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+        return attend(query, key * gather(weight, 0), value)
+
+    inputs = [*qkv(1, 2, 128, 128, 16)[:3], torch.rand(16)]
+    expected = gradients(function, inputs)
+    context_parallel.warn_of_none.cache_clear()
+    with enabled(segment=32), emulate():
+        actual = gradients(compiled(function), inputs)
+    assert rewritten() == 1 and (decisions()[-1].segments, decisions()[-1].over_ranks) == (None, None)
+    assert "has no keys that its own graph gathers from all ranks" in caplog.text
+    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("rewriting", "group")
+def test_what_is_declined_says_whether_stock_differs() -> None:
+    """Whose gradients of captured tensors are sums by atomics."""
+    slope = torch.rand(2)
+
+    def function(query: Tensor, key: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        return flex_attention(query, gather(key) * 2, gather(value), score_mod=lambda s, b, h, m, n: s + slope[h])
+
+    with enabled(segment=128), emulate():
+        gradients(compiled(function), [*qkv(1, 2, 128, 128, 16)[:3], slope])
+    assert decisions()[-1].reason == BETWEEN.format("mul.Tensor") and decisions()[-1].stock_differs
 
 
 @pytest.mark.usefixtures("rewriting", "group")

@@ -25,6 +25,8 @@ from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor import enabled
 from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.codegen.mode import deterministic
+from dash_inductor.explanation.report import _over_ranks
+from dash_inductor.rewrite import context_parallel
 
 RANKS, LENGTH = 4, 1024
 aten = torch.ops.aten
@@ -95,10 +97,11 @@ CASES = list(product(range(RANKS), (by_flash, by_efficient), (False, True)))
     [pytest.param(*case, marks=[] if case == IN_CI else pytest.mark.nightly) for case in CASES],
     indirect=["rank"],
 )
-def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monkeypatch):
+def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monkeypatch, caplog):
     """A rank's own block is causal. A plain ring takes the blocks before it, a balanced one half the keys or half the queries."""
     monkeypatch.setattr(ring._cp_options, "enable_load_balance", balanced)
-    with enabled(), deterministic():
+    context_parallel.warn_of_none.cache_clear()
+    with enabled(segment=128), deterministic():
         generated = generate(by_ops(function), arguments, "h100")
     assert [decision.reason for decision in generated.decisions if not decision.rewritten] == []
     others = [("full", LENGTH, LENGTH)] * rank
@@ -108,6 +111,9 @@ def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monk
     assert sorted(found) == sorted([("causal", LENGTH, LENGTH), *others])
     assert "attention_backward.default(" not in generated.source
     assert {decision.over_ranks for decision in generated.decisions} == {"ring"}
+    assert "takes keys that go around a ring of ranks" in caplog.text
+    (said,) = {_over_ranks(decision) for decision in generated.decisions}
+    assert said.startswith("keys go around a ring: bits depend on the number of ranks")
 
 
 SEGMENT = 1024
