@@ -78,7 +78,7 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
             again = gradients_of(model, batch)
         waits = sum(launch.waits for launch in emulation.launches())
         decided = dash_inductor.decisions()
-    error, worst = max(zip(_errors(actual, expected), expected, strict=True))
+    error, worst = max(zip(errors_of(actual, expected), expected, strict=True))
     return {
         "calls": calls,
         "decisions": len(decided),
@@ -88,14 +88,14 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
         "waits": waits,
         "error": error,
         "worst": worst,
-        "eager_error": None if case == DROPOUT else max(_errors(in_fp32, expected)),
+        "eager_error": None if case == DROPOUT else max(errors_of(in_fp32, expected)),
     }
 
 
-def _errors(actual: Gradients, expected: Gradients) -> list[float]:
+def errors_of(actual: Gradients, expected: Gradients) -> list[float]:
     """The error of each gradient, relative to its largest element, or to the largest of all where it is 0 but for rounding."""
     largest = {name: x.abs().max().item() for name, x in expected.items()}
-    of_all = max(largest.values())
+    of_all = max(largest.values(), default=0.0)
     scale = {name: own if own > ZERO * of_all else of_all for name, own in largest.items()}
     errors = [(actual[name] - x).abs().max().item() / scale[name] for name, x in expected.items()]
     return [error if error == error else float("inf") for error in errors]  # nan is the worst

@@ -10,7 +10,7 @@ import torch
 
 import dash_inductor
 from benchmarks.models.families import FAMILIES, ONES, PACKED, PLAIN, Batch
-from benchmarks.models.measure import as_on_a_gpu, gradients_written_out, model_of
+from benchmarks.models.measure import as_on_a_gpu, errors_of, gradients_written_out, model_of
 
 Loss = Callable[[Any, Batch], torch.Tensor]
 
@@ -52,8 +52,7 @@ def step(family: str, case: str, loss: Loss) -> dict[str, Any]:
     expected = gradients_written_out(model, batch, torch.float64) if loss is of_labels else {}
     model.compile(dynamic=False)
     found = gradients(model, loss(model, batch))
-    errors = [(found[name] - x).abs().max() / x.abs().max() for name, x in expected.items() if x.abs().max() > 1e-6]
-    return {"gradients": found, "decisions": dash_inductor.decisions(), "error": max(errors, default=torch.zeros(()))}
+    return {"gradients": found, "decisions": dash_inductor.decisions(), "error": max(errors_of(found, expected), default=0.0)}
 
 
 if __name__ == "__main__":
