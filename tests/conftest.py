@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+# In this process and those that it starts, tensors are small, and waking a second thread takes milliseconds on busy cores. Of
+# Inductor's C++, no dozen compilations ask what the CPU has, and none optimises.
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_VEC_ISA_OK", "TORCHINDUCTOR_DEBUG_COMPILE"), "1")
+
 INTERPRETED = "emulated"  # the folder that needs TRITON_INTERPRET=1
 COMPILED = ("expect", "gpu", "ptx")  # the folders that need it unset
 # Files of few tests that take long. They begin first: one that began last would keep one core busy and leave the others idle.

@@ -30,6 +30,7 @@ from .session import ACTIVE, LAUNCHES, LOCK, Session
 Array = np.ndarray[Any, Any]
 _shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}  # numel and shape of values by their sizes
 _types: dict[tuple[Any, ...], dict[str, Any]] = {}  # fields of block types by their elements' type and sizes
+_dtypes: dict[str, Any] = {}  # of numpy, by the names of Triton's
 _functions: dict[str, CodeType] = {}  # by text
 
 
@@ -42,6 +43,7 @@ def install_interpreter(patches: Patches) -> None:
     _fused_multiply_add(patches)
     _fast_erf(patches)
     _no_overflow_checks(patches)
+    _remembered_dtypes(patches)
     _remembered_shapes(patches)
     _remembered_functions(patches)
     _integer_of_one_element(patches)
@@ -214,6 +216,20 @@ def _repeated_booleans(patches: Patches) -> None:
     patches.set(InterpreterBuilder, "create_splat", create_splat)
 
 
+def _remembered_dtypes(patches: Patches) -> None:
+    """Every operation looks numpy's dtype up in a table that it makes for that."""
+    stock = interpreter._get_np_dtype
+
+    def numpy_dtype(of: Any) -> Any:
+        if type(of) is not tl.dtype:  # a block, or a pointer
+            return stock(of)
+        if of.name not in _dtypes:
+            _dtypes[of.name] = stock(of)
+        return _dtypes[of.name]
+
+    patches.set(interpreter, "_get_np_dtype", numpy_dtype)
+
+
 def _remembered_shapes(patches: Patches) -> None:
     """Every value builds its shape of new constants, and every result of an operation a new type, with checks and a name."""
     stock_tensor, stock_type = tl.tensor.__init__, tl.block_type.__init__
@@ -229,7 +245,7 @@ def _remembered_shapes(patches: Patches) -> None:
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         if type(element_ty) is not tl.dtype:  # pointers have no hash
             return stock_type(self, element_ty, shape)
-        key = element_ty, *shape
+        key = element_ty.name, *shape
         if key not in _types:
             stock_type(self, element_ty, shape)
             _types[key] = dict(vars(self))

@@ -161,7 +161,6 @@ def meet(folder: Path, processes: int) -> None:
 
 if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
     steps = json.loads(sys.argv[1])
     if len(sys.argv) > 2:
         meet(Path(sys.argv[2]), int(sys.argv[3]))

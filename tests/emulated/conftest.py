@@ -34,15 +34,6 @@ def make_once(kind: type) -> None:
 make_once(DtypePropagationOpsHandler)  # Inductor makes one for each node of a graph, in 4 % of the time of these tests
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors are small, and waking a second thread takes milliseconds on busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Deterministic mode is on; caches and counters are empty."""

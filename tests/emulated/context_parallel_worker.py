@@ -144,7 +144,6 @@ def main() -> None:
     parser.add_argument("--segment", type=int, default=SEGMENT)
     parser.add_argument("--mutant", choices=MUTANTS)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting = f"file://{args.folder}/ranks"

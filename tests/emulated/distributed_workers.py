@@ -325,7 +325,6 @@ def main() -> None:
     parser.add_argument("--fail", choices=("killed", "raises"), help="how the backward of rank 1 ends")
     parser.add_argument("--without-wait", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     rank, ranks, meeting = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), f"file://{args.folder}/ranks"
     dist.init_process_group("gloo", meeting, timedelta(seconds=TIMEOUT), rank=rank, world_size=ranks)

@@ -268,7 +268,6 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--random", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     ring._cp_options.enable_load_balance = False
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

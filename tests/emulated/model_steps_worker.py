@@ -56,7 +56,6 @@ def step(family: str, case: str, loss: Loss) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dash_inductor.enable()
     with as_on_a_gpu():

@@ -19,7 +19,7 @@ def environment(folder: Path, seed: int) -> dict[str, str]:
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith("DASH_INDUCTOR") and name != "TRITON_INTERPRET"
     }
-    environ |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": str(seed), "OMP_NUM_THREADS": "1"}
+    environ |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": str(seed)}
     return environ | {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
 
 

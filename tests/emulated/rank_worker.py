@@ -60,7 +60,6 @@ def main(folder: Path, what: str) -> None:
     try:
         if is_other and what == "dead":
             return
-        torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
         dash_inductor.configure(guarantee="device", **settings)
         function = twice if is_other and what == "pipeline" else attend
