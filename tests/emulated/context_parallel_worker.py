@@ -71,17 +71,17 @@ CASES = {
 }
 
 
-def own_first(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+def own_first(parts: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """A sum that depends on who has which segment: each rank adds up its own."""
     total = parts[:1]
     for part in parts[1:]:
         total = total + part
-    return fold_of_all_ranks(total, group)
+    return fold_of_all_ranks(total, dim, group)
 
 
-def from_the_second_rank_on(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+def from_the_second_rank_on(parts: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Another order of the ranks: the first one is last."""
-    return fold_of_all_ranks(parts, group).unflatten(0, (group.size(), -1)).roll(-1, 0).flatten(0, 1)
+    return fold_of_all_ranks(parts, dim, group).unflatten(0, (group.size(), -1)).roll(-1, 0).flatten(0, 1)
 
 
 fold_of_all_ranks = fold.of_all_ranks

@@ -26,8 +26,12 @@ KEPT = ROOT / "benchmarks" / "results" / "nightly"
 SOURCES, RESULTS = ("dash_inductor", "lowering", "templates", "tests", "benchmarks", "pyproject.toml"), "benchmarks/results"
 EMULATED = {"TRITON_INTERPRET": "1"}
 MANY = {"HYPOTHESIS_PROFILE": "nightly"}
-# By name, the longest first: pytest's arguments, and variables.
+# By name, the longest first: pytest's arguments, whose files may be patterns, and variables.
 PARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "other emulated": ("-m nightly tests/emulated", EMULATED),
+    "models": ("-m nightly tests/emulated/test_models.py tests/emulated/test_transformers.py", EMULATED),
+    "functions": ("-m nightly tests/emulated/test_flex*.py tests/emulated/test_captured.py", EMULATED),
+    "gathered keys": ("-m nightly tests/emulated/test_gathered_keys.py tests/emulated/test_context_parallel.py", EMULATED),
     "random options": ("tests/emulated/test_options.py", EMULATED | MANY),
     "weakened, Gluon": ("-m nightly tests/ptx/test_execute.py -k Gluon", {}),
     "weakened, Triton": ("-m nightly tests/ptx/test_execute.py -k 'not Gluon'", {}),
@@ -39,9 +43,7 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "errors": ("-m nightly tests/emulated/test_numerics.py", EMULATED),
     "schedules and masks": ("tests/unit/schedule tests/unit/test_mask_function.py", MANY),
     "processes": ("-m nightly tests/emulated/test_distributed.py tests/emulated/test_caches.py", EMULATED),
-    "models": ("-m nightly tests/emulated/test_models.py tests/emulated/test_transformers.py", EMULATED),
     "soak": ("-m nightly tests/emulated/test_soak.py", EMULATED),
-    "other emulated": ("-m nightly tests/emulated", EMULATED),
 }
 
 
@@ -56,6 +58,13 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
+def files_of(arguments: str) -> list[str]:
+    """Those that pytest's arguments name, by patterns too; what no file fits stays, for pytest to refuse."""
+    patterns = [word for word in arguments.split() if word.endswith(".py")]
+    found = (path for pattern in patterns for path in sorted(ROOT.glob(pattern)) or [ROOT / pattern])
+    return [str(path.relative_to(ROOT)) for path in found]
+
+
 def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
     arguments, variables = PARTS[name]
@@ -65,15 +74,16 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     if kept.exists():
         outcomes, counts, seconds = json.loads(kept.read_text())
         return Counter(outcomes), Counter(counts), seconds
-    files = [word for word in arguments.split() if word.endswith(".py")]
+    files = files_of(arguments)
     # What has a part of its own is in no other.
-    elsewhere = {word for other, _ in PARTS.values() for word in other.split() if word.endswith(".py")} - {*files}
+    elsewhere = {file for other, _ in PARTS.values() for file in files_of(other)} - {*files}
     log, results = (LOGS / f"{file_name}{suffix}" for suffix in (".txt", ".xml"))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={results}"]
     command += [
         "-o",
         "junit_family=xunit1",
-        *shlex.split(arguments),
+        *(word for word in shlex.split(arguments) if not word.endswith(".py")),
+        *files,
         *(f"--ignore={file}" for file in sorted(elsewhere) if not files),
     ]
     results.unlink(missing_ok=True)  # of an earlier run
