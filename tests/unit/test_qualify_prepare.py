@@ -123,6 +123,7 @@ def test_the_gluon_kernel_of_tensors_without_memory_is_that_of_others(compiled: 
         assert compiled() == first + 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", [Case("Gluon", Shape("", "causal", 1, 2, 2, 512, 64), GLUON_ONLY)], ids=str)
 def test_what_a_first_use_tries_is_compiled_too(case: Case, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, case.name, case)

@@ -30,6 +30,7 @@ def here(name: str) -> str:
     return f"{os.path.relpath(SOURCE)}:{line}"
 
 
+@pytest.mark.nightly
 def test_one_that_saves_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "resumed_trainings:train", "--resume", "2", "--steps", "3"]) == 0
     text = capsys.readouterr().out

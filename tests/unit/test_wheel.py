@@ -68,6 +68,7 @@ def test_what_an_installer_reads(wheel):
     assert callable(getattr(importlib.import_module(module), function))
 
 
+@pytest.mark.nightly
 def test_in_another_project(wheel, tmp_path):
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv/bin/python"
