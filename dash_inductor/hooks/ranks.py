@@ -1,8 +1,8 @@
 """Ranks compare what decides their bits: facts of their processes, verdicts on kernels, and what was decided in graphs.
 
 A collective inside a compilation could hang: ranks need not compile the same graphs, or at the same time. So each tells a store,
-when it compiles a graph or takes one into use. Decisions are compared between ranks that met the same graph before the pass. A
-graph that another rank does not have is no difference.
+when it compiles a graph or takes one into use. Decisions are compared between ranks that met the same graph before the pass under
+the same settings, which may change from one graph to the next. A graph that another rank does not have is no difference.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..contract.facts import of_attention
 from ..decision import NO_BITS, Decision
 from ..devices import target
 from ..first_use import verdict
+from ..text import digest
 from .told import SECONDS, SWITCH, Rank, this_rank
 
 log = logging.getLogger("dash_inductor")
@@ -58,12 +59,14 @@ def compare(found: Sequence[Decision] = (), *, is_backward: bool = False) -> Non
 
 
 def _tell(rank: Rank, device: torch.device, found: Sequence[Decision], is_backward: bool) -> None:
-    rank.tell_facts(facts(device))
+    own = facts(device)
+    rank.tell_facts(own)
     for kind, is_used in verdict.is_used.items():
         rank.tell(f"verdict/{kind.text()}", {f"that {kind} is used": str(is_used)})
     for joint in dict.fromkeys(decision.joint for decision in found if decision.joint):
         of_graph = [decision for decision in found if decision.joint == joint]
-        rank.tell(f"graph/{joint}/{'backward' if is_backward else 'forward'}", _bits(of_graph))
+        subject = f"graph/{joint}/{'backward' if is_backward else 'forward'}/{digest(str(sorted(own.items())))}"
+        rank.tell(subject, _bits(of_graph))
 
 
 def _bits(decisions: Sequence[Decision]) -> dict[str, str]:

@@ -92,6 +92,8 @@ def test_what_is_no_difference(job: Job, caplog: pytest.LogCaptureFixture) -> No
     for n in range(3):
         job.compile(0, replace(ATTENTION, joint=f"stage {n}", q_len=n))
         job.compile(1, replace(ATTENTION, joint=f"other {n}", q_len=2 * n), used={KIND: True})
+    # A graph that another rank had before all of them changed a setting.
+    job.compile(1, replace(ATTENTION, joint="stage 0", family="shift"), facts={"schedule": "shift"})
     # Of one name, and another tile.
     job.compile(0, used={replace(KIND, block_m=64): False})
     job.compile(0, replace(ATTENTION, joint=""))
