@@ -392,9 +392,13 @@ def test_a_bias_that_positions_decide():
     check(attention(of_two_numbers), (), "full")
 
 
-@pytest.mark.parametrize(("mask", "other"), [(given, BIAS), (given, BIAS > 0), (computed, normal(LENGTH, 9)), (scaled, BIAS)])
-def test_what_is_captured_is_read_where_it_is(mask, other):
-    """The backward has no other tensor of queries and keys; what the graph is given is saved as it is, shared by all layers."""
+@pytest.mark.parametrize(
+    ("mask", "other", "name"),
+    [(given, BIAS, "primals_"), (given, BIAS > 0, "keep_"), (computed, normal(LENGTH, 9), ""), (scaled, BIAS, "")],
+)
+def test_what_is_captured_is_read_where_it_is(mask, other, name):
+    """The backward has no other tensor of queries and keys; what the stock op reads is saved as it is, and what it does not read,
+    as the booleans that it makes a bias of, as a copy. All layers share it."""
     *tensors, _ = qkv(2, 4, LENGTH, LENGTH, 16)
 
     def two_layers(query: Tensor, *others: Tensor) -> Tensor:
@@ -403,7 +407,7 @@ def test_what_is_captured_is_read_where_it_is(mask, other):
     _, backward = code_of(two_layers, [*(x.requires_grad_() for x in tensors), other])
     square = rf"\((?:\d+, \d+, )?{LENGTH}, {LENGTH}\)"
     (line,) = (line for line in backward.splitlines() if re.search(square, line) and "rand_strided" not in line)
-    assert line.strip().startswith("assert_size_stride") and (mask is not given or "primals_" in line)  # what the backward is given
+    assert line.strip().startswith("assert_size_stride") and name in line
     assert rewritten() == 2 and backward.count("# dash_inductor template: mask_matrix") == 1
 
 

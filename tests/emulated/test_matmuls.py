@@ -99,7 +99,6 @@ CASES = {
     "one tensor is key and value": (lambda q, k, v: sdpa()(q, k, k) + v, of(4, 1, 40, 40), "full"),
     "autocast": (narrowed, of(4, 1, 40, 40), "causal"),
     "a scale": (sdpa(scale=0.5), of(2, 1, 40, 40), "full"),
-    "a scale below 0": (sdpa(scale=-0.5, is_causal=True), of(2, 1, 40, 40), "causal"),
     "value of another head dim": (sdpa(enable_gqa=True), of(4, 2, 40, 40, (16, 32)), "full"),
     "unlike lengths, causal": (sdpa(is_causal=True, enable_gqa=True), of(4, 2, 40, 72), "block_mask"),
     "groups under a mask": (padded, of(4, 2, 72, 72), "block_mask"),
@@ -168,6 +167,7 @@ def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     ("attend", "inputs", "reason"),
     [
         (sdpa(dropout_p=0.1), of(4, 1, 40, 40), None),
+        (sdpa(scale=-0.5, is_causal=True), of(2, 1, 40, 40), None),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k.detach(), v), of(4, 1, 40, 40), None),
         (lambda q, k, v: in_five(q + 0 * k[:, :1, :1, :1], k, v.detach()), of(2, 2, 40, 40), None),
         pytest.param(
@@ -177,7 +177,7 @@ def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         pytest.param(in_dims(2, 2, 1, dropout_p=0.5), of(2, 2, 40, 40), "dropout", marks=pytest.mark.quick),
     ],
     ids=[
-        *("dropout", "a key without a gradient", "a value without a gradient", "a mask that would be copied"),
+        *("dropout", "a scale below 0", "a key without a gradient", "a value without a gradient", "a mask that would be copied"),
         *("a query without a gradient", "dropout of five dimensions"),
     ],
 )

@@ -63,7 +63,7 @@ CASES = [
     ({"schedule": "symmetric_round_robin"}, CAUSAL, "symmetric_round_robin", (2, 1, 1, 300, 300, 16, 2, 2, 1)),
     ({"launch": "chained"}, FULL, "ascending", (1, 2, 2, 53, 130, 16, 6, 5, 2)),
     ({"launch": "chained"}, CAUSAL, "descending", (1, 4, 2, 100, 100, 16, 6, 4, 2)),
-    ({}, FULL, "shift", (1, 2, 2, 96, 130, 128, 6, 3, 2)),
+    ({}, FULL, "ascending", (1, 2, 2, 96, 130, 128, 6, 3, 2)),
     ({}, CAUSAL, "descending", (1, 2, 2, 128, 128, 64, 6, 3, 2)),
     ({"guarantee": "device"}, CAUSAL, "descending", (1, 2, 2, 128, 128, 16, 6, 3, 2)),
     (TWO_PASSES, FULL, "two_pass", (1, 2, 2, 64, 160, 16, 6, None, None), (2, 6, 2, 53, 130, 24, 6, None, None)),

@@ -244,6 +244,7 @@ def test_a_trainer_and_a_sampler(warn_only):
     embedded, policy = [torch.randn(len(x), 32) for x in tokens], Policy()
     equal = []
     for context in (invariant, nullcontext()):
+        dash_inductor.clear_decisions()
         with context, deterministic(warn_only=warn_only), emulate():
             trained = compiled(policy, dynamic=True)
             with torch.no_grad():
@@ -260,5 +261,4 @@ def test_a_trainer_and_a_sampler(warn_only):
                 alone.append(leaf.grad)
         equal.append(all(torch.equal(leaf.grad, other) for leaf, other in zip(leaves, alone, strict=True)))
         assert {decision.guarantee for decision in decisions() if decision.rewritten} == {"batch" if len(equal) == 1 else "run"}
-        dash_inductor.clear_decisions()
     assert equal == [True, False]

@@ -45,8 +45,9 @@ def preamble() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)[0]], ids=lambda page: page.name)
-def test_blocks_run(page, as_installed):
+def test_blocks_run(page, as_installed, tmp_path, monkeypatch):
     """If one of them trains, every attention is rewritten."""
+    monkeypatch.chdir(tmp_path)  # where they may write
     names = preamble()
     blocks, _ = python_blocks(page)
     try:
