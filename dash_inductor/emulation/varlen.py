@@ -1,4 +1,7 @@
-"""varlen_attn on the CPU, where torch has no kernel for it: what flash attention computes, in fp32, sequence by sequence."""
+"""varlen_attn on the CPU, where torch has no kernel for it: what flash attention computes, sequence by sequence.
+
+The forward computes in float64 and rounds once: in fp32 a row's bits would depend on the number of rows, so on that of ranks.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,7 @@ def _forward(
     out = torch.empty_like(query)  # of queries of no sequence it stays so, as does logsumexp
     logsumexp = torch.empty(query.shape[1], query.shape[0])
     scale = _scale(query, scale)
+    query, key, value = query.double(), key.double(), value.double()
     for q, k in _sequences(cu_seq_q, cu_seq_k):
         scores = _scores(query[q], key[k], is_causal, scale, window_size)
         out[q] = torch.einsum("hqk,khd->qhd", _softmax(scores), _repeated(value[k], query)).to(out.dtype)
@@ -72,12 +76,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     scale = _scale(query, scale)
+    query, key, value, grad_out = query.float(), key.float(), value.float(), grad_out.float()
     for q, k in _sequences(cu_seq_q, cu_seq_k):
-        weights, do = _softmax(_scores(query[q], key[k], is_causal, scale, window_size)), grad_out[q].float()
+        weights, do = _softmax(_scores(query[q], key[k], is_causal, scale, window_size)), grad_out[q]
         dp = torch.einsum("qhd,khd->hqk", do, _repeated(value[k], query))
         ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
         dq = torch.einsum("hqk,khd->qhd", ds, _repeated(key[k], query))
-        dk, dv = torch.einsum("hqk,qhd->khd", ds, query[q].float()), torch.einsum("hqk,qhd->khd", weights, do)
+        dk, dv = torch.einsum("hqk,qhd->khd", ds, query[q]), torch.einsum("hqk,qhd->khd", weights, do)
         for gradient, rows, x in zip(gradients, (q, k, k), (dq, dk, dv), strict=True):
             gradient[rows] = x.unflatten(1, (gradient.shape[1], -1)).sum(2).to(gradient.dtype)
     return gradients
@@ -97,7 +102,7 @@ def _scores(query: Tensor, key: Tensor, is_causal: bool, scale: float, window_si
     """[H, queries, keys] of one sequence, -inf where a query does not look; the last query is in line with the last key."""
     left, right = window_size or (-1, -1)
     right = 0 if is_causal else right
-    scores = torch.einsum("qhd,khd->hqk", query.float(), _repeated(key, query)) * scale
+    scores = torch.einsum("qhd,khd->hqk", query, _repeated(key, query)) * scale
     ahead = torch.arange(len(key)) - torch.arange(len(query))[:, None] - (len(key) - len(query))
     hidden = (ahead < -left) & (left >= 0) | (ahead > right) & (right >= 0)
     return scores.masked_fill(hidden, -math.inf)
@@ -110,4 +115,4 @@ def _softmax(scores: Tensor) -> Tensor:
 
 def _repeated(x: Tensor, query: Tensor) -> Tensor:
     """Keys or values for each query head."""
-    return x.float().repeat_interleave(query.shape[1] // x.shape[1], 1)
+    return x.repeat_interleave(query.shape[1] // x.shape[1], 1)
