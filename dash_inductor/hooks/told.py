@@ -30,6 +30,7 @@ class Rank:
         self._store: Any = dist.PrefixStore(KEY, store)
         self._began = time.monotonic()
         self._told: set[str] = set()
+        self._facts: list[Mapping[str, str]] = []
         self._has_named_silent = False
 
     def tell(self, subject: str, mine: Mapping[str, Any]) -> None:
@@ -45,9 +46,10 @@ class Rank:
                 self._store.set(f"{DIFFERENCE}/{self._store.add(DIFFERENCES, 1)}", text)
 
     def tell_facts(self, mine: Mapping[str, str]) -> None:
-        """What decides bits in this process."""
-        if FACTS not in self._told:
-            self.tell(FACTS, mine)
+        """What decides bits in this process, which is compared with what other ranks had first, second and so on."""
+        if mine not in self._facts:
+            self._facts.append(mine)
+            self.tell(f"{FACTS}/{len(self._facts)}", mine)
             self._store.set(f"{TOLD}/{self.rank}", "")
 
     def differences(self) -> list[str]:

@@ -117,7 +117,11 @@ def _declined(call: Call, why: Declined | None) -> Declined:
         stride = 1 if x is None or is_one(x.shape[-1]) else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
             return Declined(f"{REASON}: the last stride of the {name} is {stride}, not 1", remedy)
-    return (_declined_on_gpu(call, scores) if on_gpu else None) or Declined(REASON, REMEDY)
+    if on_gpu and (declined := _declined_on_gpu(call, scores)):
+        return declined
+    if why is not None and why.remedy != IN_FOUR:  # which it is already
+        return Declined(f"{REASON}: {why}", why.remedy)
+    return Declined(REASON, REMEDY)
 
 
 def _declined_on_gpu(call: Call, scores: torch.Tensor) -> Declined | None:

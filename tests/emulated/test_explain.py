@@ -21,6 +21,11 @@ def texts(decisions: Iterable[dash_inductor.Decision], **without: str) -> list[s
     return sorted(repr(dataclasses.replace(decision, graph=None, **without)) for decision in decisions)
 
 
+def path_of(decision: dash_inductor.Decision) -> str:
+    """That of its module, with the dot that stands before a part of it."""
+    return f".{decision.module}" if decision.module else ""
+
+
 def test_a_small_gpt(rewriting):
     with emulation.emulate():
         model = GPT(128, 32, 2, 2)
@@ -67,5 +72,7 @@ def test_models_of_transformers(name, case):
         model.compile(dynamic=False)
         measure.gradients_of(model, batch)
         decided = dash_inductor.decisions()
-    assert decided and texts((row.decision for row in report), module="") == texts(decided, module="")
-    assert all(any(row.module.endswith(decision.module) for row in report) for decision in decided)
+    rows = [row.decision for row in report]
+    assert decided and texts(rows, module="") == texts(decided, module="")
+    explained, trained = (sorted((*texts([each], module=""), path_of(each)[::-1]) for each in of) for of in (rows, decided))
+    assert all(whole.startswith(path) for (_, whole), (_, path) in zip(explained, trained, strict=True))

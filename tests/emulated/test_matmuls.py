@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -167,7 +168,6 @@ def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     ("attend", "inputs", "reason"),
     [
         (sdpa(dropout_p=0.1), of(4, 1, 40, 40), None),
-        (sdpa(scale=-0.5, is_causal=True), of(2, 1, 40, 40), None),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k.detach(), v), of(4, 1, 40, 40), None),
         (lambda q, k, v: in_five(q + 0 * k[:, :1, :1, :1], k, v.detach()), of(2, 2, 40, 40), None),
         pytest.param(
@@ -177,7 +177,7 @@ def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         pytest.param(in_dims(2, 2, 1, dropout_p=0.5), of(2, 2, 40, 40), "dropout", marks=pytest.mark.quick),
     ],
     ids=[
-        *("dropout", "a scale below 0", "a key without a gradient", "a value without a gradient", "a mask that would be copied"),
+        *("dropout", "a key without a gradient", "a value without a gradient", "a mask that would be copied"),
         *("a query without a gradient", "dropout of five dimensions"),
     ],
 )
@@ -189,6 +189,22 @@ def test_what_stays(rewriting: None, attend: Attend, inputs: Sequence[Tensor], r
     assert not decision.rewritten and decision.op == NAME and decision.remedy
     if reason:
         assert decision.reason.startswith(f"{REASON}, with inputs of 5 dimensions: ") and decision.reason.endswith(reason)
+
+
+@pytest.mark.quick
+def test_a_scale_below_0(rewriting: None) -> None:
+    """Our kernels take none, whichever forward there is; what the remedy says is rewritten."""
+    inputs = of(2, 1, 40, 40)
+    with emulate():
+        compiled(by_matmuls(sdpa(scale=-0.5, is_causal=True)))(*(x.requires_grad_() for x in inputs)).sum().backward()
+    decision = decisions()[-1]
+    # The graph has its root twice.
+    assert re.fullmatch(rf"{REASON}: scale=-0\.50*1? is not a positive number in the range of fp32", str(decision.reason))
+    assert decision.remedy == "multiply the query by it, and pass scale=1.0"
+    with emulate():
+        mended = by_matmuls(lambda q, k, v: sdpa(scale=1.0, is_causal=True)(q * -0.5, k, v))
+        compiled(mended)(*(x.requires_grad_() for x in inputs)).sum().backward()
+    assert rewritten() == 1
 
 
 def test_a_gradient_of_torch_func(rewriting: None) -> None:

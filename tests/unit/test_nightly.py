@@ -80,6 +80,14 @@ def test_a_run_that_comes_to_no_test_is_a_failure_whatever_an_earlier_one_left(
     assert nightly.main([]) == 1
 
 
+def test_files_may_be_patterns_and_are_in_one_part(nightly: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    (tmp_path / "logs").mkdir()
+    nightly.PARTS |= {"one part": ("test_i*.py", {}), "others": (".", {}), "none": ("test_x*.py", {})}
+    assert (nightly.run("one part")[0], nightly.run("others")[0]) == ({"passed": 1}, {"passed": 2})
+    assert nightly.run("none")[0] == {"failure": 1}
+
+
 def test_where_there_is_no_git_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = command()
     monkeypatch.setattr(made, "KEPT", tmp_path / "kept")

@@ -86,6 +86,14 @@ def test_decisions_of_one_graph_are_compared(job: Job) -> None:
         job.compile(2, replace(ATTENTION, family="descending"))
 
 
+def test_settings_that_ranks_change_to_are_compared(job: Job) -> None:
+    for rank in range(3):
+        job.compile(rank)
+    job.compile(0, facts={"schedule": "shift"})
+    with pytest.raises(ranks.RanksDifferError, match=r"bits: schedule is shift on rank 0 and descending on rank 1$"):
+        job.compile(1, facts={"schedule": "descending"})
+
+
 def test_what_is_no_difference(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """Two pipeline stages, other lengths, and evaluation on rank 0, whose graphs are others; a kind that one rank alone has; a
     rank that is dead, or takes long: it has told nothing."""
@@ -93,7 +101,9 @@ def test_what_is_no_difference(job: Job, caplog: pytest.LogCaptureFixture) -> No
         job.compile(0, replace(ATTENTION, joint=f"stage {n}", q_len=n))
         job.compile(1, replace(ATTENTION, joint=f"other {n}", q_len=2 * n), used={KIND: True})
     # A graph that another rank had before all of them changed a setting.
-    job.compile(1, replace(ATTENTION, joint="stage 0", family="shift"), facts={"schedule": "shift"})
+    job.compile(1, replace(ATTENTION, joint="stage 0", family="descending"), facts={"schedule": "descending"})
+    job.compile(0, replace(ATTENTION, joint="stage 0", family="descending"), facts={"schedule": "descending"})
+    job.compile(1, facts={})
     # Of one name, and another tile.
     job.compile(0, used={replace(KIND, block_m=64): False})
     job.compile(0, replace(ATTENTION, joint=""))
@@ -157,7 +167,7 @@ import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo", "file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 dist.barrier()
 from dash_inductor.hooks.told import FACTS, this_rank
-print(this_rank()._store.check([FACTS]), "dash_inductor.config" in sys.modules, torch.compile is not None)
+print(this_rank()._store.check([f"{FACTS}/1"]), "dash_inductor.config" in sys.modules, torch.compile is not None)
 """
 
 
