@@ -1,9 +1,9 @@
 """The tests that are too long for every change, two commands at a time, and a table of what they tried: `make nightly`.
 
 `python tests/nightly` runs all parts, `python tests/nightly WORDS...` those whose name has one of the words. What pytest prints
-goes into a file per part under build/nightly; what failed is printed too. What passed on the same sources is kept in
-benchmarks/results/nightly, and is not run again: a run goes on where the last one stopped, on another machine too once that is
-committed. Pages are no sources. Exits with 1 if a test fails, or if none ran.
+goes into a file per part under build/nightly; what failed is printed too. What a part that passed came to is kept in
+benchmarks/results/nightly, and the part is not run again on the same sources: a run goes on where the last one stopped, on another
+machine too once that is committed. Pages are no sources, nor are tests of other parts. Exits with 1 if one fails, or none ran.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "nightly"
 KEPT = ROOT / "benchmarks" / "results" / "nightly"
 SOURCES, RESULTS = ("dash_inductor", "lowering", "templates", "tests", "benchmarks", "pyproject.toml"), "benchmarks/results"
+# Sources that a part depends on only if it runs them: no part's tests import those of another.
+IGNORED = re.compile(rf"{RESULTS}/|tests/(?:.*/)?test_[^/]*\.py$")
 EMULATED = {"TRITON_INTERPRET": "1"}
 MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, whose files may be patterns, and variables.
@@ -47,45 +50,50 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def sources() -> str:
-    """A digest of what is committed of SOURCES, with "-dirty" where something else is there, or nothing says what is."""
-    files = [line for line in _git("ls-tree", "-r", "HEAD", "--", *SOURCES).splitlines() if f"\t{RESULTS}/" not in line]
-    changed = not files or _git("status", "--porcelain", "--", *SOURCES, f":!{RESULTS}")
-    return hashlib.sha256("\n".join(files).encode()).hexdigest()[:12] + "-dirty" * bool(changed)
+def sources(files: list[str]) -> str:
+    """A digest of what is committed of SOURCES, without the test files that are not among `files`; with "-dirty" where something
+    else is there, or nothing says what is."""
+    committed = (line.partition("\t") for line in _git("ls-tree", "-r", "HEAD", "--", *SOURCES).splitlines())
+    used = [f"{entry} {path}" for entry, _, path in committed if path in files or not IGNORED.match(path)]
+    changed = not used or _git("status", "--porcelain", "--", *SOURCES, f":!{RESULTS}")
+    return hashlib.sha256("\n".join(used).encode()).hexdigest()[:12] + "-dirty" * bool(changed)
 
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
-def files_of(arguments: str) -> list[str]:
-    """Those that pytest's arguments name, by patterns too; what no file fits stays, for pytest to refuse."""
-    patterns = [word for word in arguments.split() if word.endswith(".py")]
-    found = (path for pattern in patterns for path in sorted(ROOT.glob(pattern)) or [ROOT / pattern])
+def files_of(name: str) -> list[str]:
+    """A part's test files: those that fit its patterns, and those of its folders that fit no pattern of a part. A pattern that no
+    file fits stays, for pytest to refuse."""
+    patterns = {word: sorted(ROOT.glob(word)) for other, _ in PARTS.values() for word in other.split() if word.endswith(".py")}
+    fitting = {path for paths in patterns.values() for path in paths}
+    found: list[Path] = []
+    for word in PARTS[name][0].split():
+        found += patterns.get(word) or ([ROOT / word] if word in patterns else [])
+        found += sorted({*(ROOT / word).rglob("test_*.py")} - fitting) if _is_folder(word) else []
     return [str(path.relative_to(ROOT)) for path in found]
+
+
+def _is_folder(word: str) -> bool:
+    return (ROOT / word).is_dir()
 
 
 def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
     arguments, variables = PARTS[name]
-    at = sources()
+    files = files_of(name)
+    at = sources(files)
     file_name = name.replace(" ", "_")
-    kept = KEPT / at / f"{file_name}.json"
+    kept = KEPT / f"{file_name}.json"
     if kept.exists():
-        outcomes, counts, seconds = json.loads(kept.read_text())
-        return Counter(outcomes), Counter(counts), seconds
-    files = files_of(arguments)
-    # What has a part of its own is in no other.
-    elsewhere = {file for other, _ in PARTS.values() for file in files_of(other)} - {*files}
+        of, outcomes, counts, seconds = json.loads(kept.read_text())
+        if of == at:
+            return Counter(outcomes), Counter(counts), seconds
     log, results = (LOGS / f"{file_name}{suffix}" for suffix in (".txt", ".xml"))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={results}"]
-    command += [
-        "-o",
-        "junit_family=xunit1",
-        *(word for word in shlex.split(arguments) if not word.endswith(".py")),
-        *files,
-        *(f"--ignore={file}" for file in sorted(elsewhere) if not files),
-    ]
+    options = (word for word in shlex.split(arguments) if not word.endswith(".py") and not _is_folder(word))
+    command += ["-o", "junit_family=xunit1", *options, *files]
     results.unlink(missing_ok=True)  # of an earlier run
     begin = time.monotonic()
     with open(log, "w") as output:
@@ -101,9 +109,9 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     if status:
         print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
         outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
-    elif at == sources() and not at.endswith("-dirty"):
+    elif at == sources(files) and not at.endswith("-dirty"):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps([outcomes, counts, seconds]) + "\n")
+        kept.write_text(json.dumps([at, outcomes, counts, seconds]) + "\n")
     return outcomes, counts, seconds
 
 
@@ -122,7 +130,7 @@ def main(words: list[str]) -> int:
     for name, (_, counts, _) in results.items():
         print(*(f"{name}: {count:,} {counted}" for counted, count in sorted(counts.items())), sep="\n", end="\n" * bool(counts))
     minutes = sum(seconds for _, _, seconds in results.values()) / 60
-    print(f"at {_git('describe', '--always', '--dirty')}, of sources {sources()}: {minutes:.0f} minutes of a core")
+    print(f"at {_git('describe', '--always', '--dirty')}: {minutes:.0f} minutes of a core")
     return int(any(outcomes["failure"] + outcomes["error"] or not outcomes["passed"] for outcomes, _, _ in results.values()))
 
 
