@@ -46,11 +46,12 @@ def outcomes(count: int, folder: Path, *arguments: str) -> list[Any]:
 
 
 def assert_right(found: Any) -> None:
-    """Right, in segments on every rank, and of equal bits where the forward's, torch's own, are equal."""
+    """Right, in segments on every rank, and of equal bits where the forward's, a CPU's own but for varlen_attn, are equal."""
     assert found["error"] < ERRORS[found["case"]["dtype"]] and found["reasons"] == [], found
     assert found["segments"] == [found["case"]["segments"] // int(count) for count in found["differing"]], found
     assert found["over_ranks"] == ["gathered"]
-    assert all(names == [] for names in found["differing"].values() if "out" not in names), found
+    of_cpu = found["case"]["form"] != "varlen"
+    assert not any(names for names in found["differing"].values() if not (of_cpu and "out" in names)), found
 
 
 @pytest.mark.parametrize("names", [("sdpa",), ("varlen", "flex")], ids=["sdpa", "others"])
