@@ -61,7 +61,6 @@ def test_equal_bits_for_any_number_of_ranks(names: tuple[str, ...], tmp_path: Pa
         assert found["differing"] == {"1": [], "2": []}
 
 
-@pytest.mark.nightly
 def test_bits_of_a_ring_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     """In the forward already."""
     (around,) = outcomes(2, tmp_path, "ring")

@@ -316,7 +316,6 @@ print(len([file for file in frames if f"dash_inductor{os.sep}emulation" in file]
 """
 
 
-@pytest.mark.nightly
 def test_a_layer_of_torch_under_ddp(tmp_path):
     """Dynamo skips a module of torch that DDP calls: it is told. What a module of the user's calls, or is compiled, is rewritten.
 
