@@ -16,6 +16,7 @@ from torch.nn.attention import restore_flash_attention_impl
 
 import dash_inductor
 from dash_inductor.cli.gpt import GPT
+from dash_inductor.contract import live
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,6 +57,8 @@ def test_blocks_run(page, as_installed, tmp_path, monkeypatch):
                 exec(compile(text, str(page), "exec"), names)
     finally:
         restore_flash_attention_impl()
+        for held in tuple(live._held):  # to a manifest
+            held.release()
     decisions = dash_inductor.decisions()
     assert all(decision.rewritten for decision in decisions)
     assert decisions or not any(".backward()" in text for text in blocks)
