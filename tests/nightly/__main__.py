@@ -3,7 +3,7 @@
 `python tests/nightly` runs all parts, `python tests/nightly WORDS...` those whose name has one of the words. What pytest prints
 goes into a file per part under build/nightly; what failed is printed too. What a part that passed came to is kept in
 benchmarks/results/nightly, and the part is not run again on the same sources: a run goes on where the last one stopped, on another
-machine too once that is committed. Pages are no sources, nor are tests of other parts. Exits with 1 if one fails, or none ran.
+machine too once that is committed. Pages are no sources. Exits with 1 if one fails, or none ran.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -25,8 +24,6 @@ ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "nightly"
 KEPT = ROOT / "benchmarks" / "results" / "nightly"
 SOURCES, RESULTS = ("dash_inductor", "lowering", "templates", "tests", "benchmarks", "pyproject.toml"), "benchmarks/results"
-# Sources that a part depends on only if it runs them: no part's tests import those of another.
-IGNORED = re.compile(rf"{RESULTS}/|tests/(?:.*/)?test_[^/]*\.py$")
 EMULATED = {"TRITON_INTERPRET": "1"}
 MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, whose files may be patterns, and variables.
@@ -50,13 +47,11 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def sources(files: list[str]) -> str:
-    """A digest of what is committed of SOURCES, without the test files that are not among `files`; with "-dirty" where something
-    else is there, or nothing says what is."""
-    committed = (line.partition("\t") for line in _git("ls-tree", "-r", "HEAD", "--", *SOURCES).splitlines())
-    used = [f"{entry} {path}" for entry, _, path in committed if path in files or not IGNORED.match(path)]
-    changed = not used or _git("status", "--porcelain", "--", *SOURCES, f":!{RESULTS}")
-    return hashlib.sha256("\n".join(used).encode()).hexdigest()[:12] + "-dirty" * bool(changed)
+def sources() -> str:
+    """A digest of what is committed of SOURCES, with "-dirty" where something else is there, or nothing says what is."""
+    files = [line for line in _git("ls-tree", "-r", "HEAD", "--", *SOURCES).splitlines() if f"\t{RESULTS}/" not in line]
+    changed = not files or _git("status", "--porcelain", "--", *SOURCES, f":!{RESULTS}")
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()[:12] + "-dirty" * bool(changed)
 
 
 def _git(*arguments: str) -> str:
@@ -83,7 +78,7 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
     arguments, variables = PARTS[name]
     files = files_of(name)
-    at = sources(files)
+    at = sources()
     file_name = name.replace(" ", "_")
     kept = KEPT / f"{file_name}.json"
     if kept.exists():
@@ -109,7 +104,7 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     if status:
         print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
         outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
-    elif at == sources(files) and not at.endswith("-dirty"):
+    elif at == sources() and not at.endswith("-dirty"):
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps([at, outcomes, counts, seconds]) + "\n")
     return outcomes, counts, seconds
