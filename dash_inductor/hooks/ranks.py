@@ -64,6 +64,7 @@ def _tell(rank: Rank, device: torch.device, found: Sequence[Decision], is_backwa
     for kind, is_used in verdict.is_used.items():
         rank.tell(f"verdict/{kind.text()}", {f"that {kind} is used": str(is_used)})
     for joint in dict.fromkeys(decision.joint for decision in found if decision.joint):
+        rank.tell_facts(own, joint)
         of_graph = [decision for decision in found if decision.joint == joint]
         subject = f"graph/{joint}/{'backward' if is_backward else 'forward'}/{digest(str(sorted(own.items())))}"
         rank.tell(subject, _bits(of_graph))

@@ -45,12 +45,14 @@ class Rank:
                 text = f"{name} is {theirs.get(name)} on rank {first} and {mine.get(name)} on rank {self.rank}"
                 self._store.set(f"{DIFFERENCE}/{self._store.add(DIFFERENCES, 1)}", text)
 
-    def tell_facts(self, mine: Mapping[str, str]) -> None:
-        """What decides bits in this process, which is compared with what other ranks had first, second and so on."""
+    def tell_facts(self, mine: Mapping[str, str], graph: str = "") -> None:
+        """What decides bits in this process, once; and what it changed to first, second and so on, for each graph that it met then."""
+        if not graph and self._facts:
+            return
         if mine not in self._facts:
             self._facts.append(mine)
-            self.tell(f"{FACTS}/{len(self._facts)}", mine)
             self._store.set(f"{TOLD}/{self.rank}", "")
+        self.tell(f"{FACTS}/{graph}/{self._facts.index(mine)}", mine)
 
     def differences(self) -> list[str]:
         """Those that ranks have written down, each once."""

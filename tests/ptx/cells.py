@@ -238,12 +238,17 @@ def _errors(rows: list[dict[str, Any]], dtype: str) -> list[float]:
 
 def write(triton: str, rows: list[dict[str, Any]]) -> Path:
     """The lines of a summary in the CSV file that docs/executions.md shows, with the commit; others stay there."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    commit, changed = map(_git, ("describe --always", "diff --stat HEAD -- . :!benchmarks/results"))
+    commit += "-dirty" if changed else ""
     path = RESULTS / f"triton-{triton}.csv"
     lines: dict[str, dict[str, Any]] = {row["kernels"]: row for row in kept.rows_of(path)} if path.exists() else {}
     lines |= {row["kernels"]: {"triton": triton, **row, "commit": commit} for row in rows}
     kept.write(path, list(lines.values()))
     return path
+
+
+def _git(command: str) -> str:
+    return subprocess.run(["git", *command.split()], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:

@@ -88,10 +88,20 @@ def test_decisions_of_one_graph_are_compared(job: Job) -> None:
 
 def test_settings_that_ranks_change_to_are_compared(job: Job) -> None:
     for rank in range(3):
-        job.compile(rank)
-    job.compile(0, facts={"schedule": "shift"})
+        job.compile(rank, ATTENTION)
+    job.compile(0, ATTENTION, facts={"schedule": "shift"})
     with pytest.raises(ranks.RanksDifferError, match=r"bits: schedule is shift on rank 0 and descending on rank 1$"):
-        job.compile(1, facts={"schedule": "descending"})
+        job.compile(1, ATTENTION, facts={"schedule": "descending"})
+
+
+@pytest.mark.parametrize("alone", [(), (replace(ATTENTION, joint="evaluated"),)])
+def test_settings_of_one_rank_alone_are_not(job: Job, alone: tuple[Decision, ...]) -> None:
+    """Rank 0 evaluates, or trains what others do not have, under other settings, before all ranks change to some."""
+    for rank in range(3):
+        job.compile(rank, ATTENTION)
+    job.compile(0, *alone, facts={"schedule": "shift"})
+    for rank in (1, 0, 2):
+        job.compile(rank, ATTENTION, facts={"schedule": "descending"})
 
 
 def test_what_is_no_difference(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +177,7 @@ import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo", "file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 dist.barrier()
 from dash_inductor.hooks.told import FACTS, this_rank
-print(this_rank()._store.check([f"{FACTS}/1"]), "dash_inductor.config" in sys.modules, torch.compile is not None)
+print(this_rank()._store.check([f"{FACTS}//0"]), "dash_inductor.config" in sys.modules, torch.compile is not None)
 """
 
 
