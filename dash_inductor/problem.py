@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .config import AUTO, Config
@@ -17,10 +17,11 @@ MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_ro
 MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
 SCALES = 2.0**-126, 2.0**127  # the least and the most of which fp32 has log2(e) times
 MOST_SLICES = 64  # of the keys, each with a launch of the Gluon kernel for the bits of its masks
-MOST_DROPOUT_BITS = 2**32  # of an attention whose forward dropped something, a bit for each score in whole blocks: 512 MiB
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 # Of all masks of a slice, a bit for each pair of a query and a key: 1 GiB. Set by trials.
 most_bits: ContextVar[int] = ContextVar("most_bits", default=2**33)
+# Of the heads of a launch whose forward dropped something, a bit for each score in whole blocks: 512 MiB.
+most_dropout_bits: ContextVar[int] = ContextVar("most_dropout_bits", default=2**32)
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
@@ -178,6 +179,11 @@ class Problem:
         return ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2
 
     @property
+    def scores(self) -> Any:
+        """Those of all query heads, in whole blocks."""
+        return self.batch * self.heads * self.pairs
+
+    @property
     def slices(self) -> int:
         """Into how many the Gluon kernel cuts the keys, so that the bits of masks have room for one: a power of two."""
         slices, bits, most = 1, self.masks * self.pairs, most_bits.get()
@@ -185,11 +191,28 @@ class Problem:
             slices *= 2
         return slices
 
+    @property
+    def turn(self) -> Problem:
+        """What one launch of the Gluon kernel has: as many batch elements as the bits of dropout have room for, or kv heads of one.
+
+        All launches have as many. The problem itself where one launch has all, or where sizes are symbols.
+        """
+        if self.dropout is None or not self.is_static:
+            return self
+        most = most_dropout_bits.get() // (self.group * self.pairs)
+        batches, kv_heads = ([n for n in range(1, size + 1) if size % n == 0] for size in (self.batch, self.kv_heads))
+        heads = max(n for n in [*kv_heads, *(n * self.kv_heads for n in batches)] if n <= max(1, most))
+        if heads == self.kv_heads_total:
+            return self
+        of_one = min(heads, self.kv_heads)
+        return replace(self, batch=heads // of_one, heads=of_one * self.group, kv_heads=of_one)
+
     def why_no_gluon(self, settings: Config) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
         if self.gluon_fails:
             return Declined(f"the Gluon kernel {self.gluon_fails}", DEFAULTS)
-        drops, most = self.dropout is not None, MOST_SLICES * most_bits.get()
+        drops, most, dropped = self.dropout is not None, MOST_SLICES * most_bits.get(), most_dropout_bits.get()
+        is_cut, of = self.turn is not self, "of a kv head" if self.is_static else "with sizes that are symbols"
         # Under `batch` the batch size may not decide, in segments the number of ranks: that of the segments which one has.
         by_batch = settings.guarantee == "batch"
         pairs = (1 if by_batch else self.masks) * self.pairs // max(1, self.segments)
@@ -203,7 +226,8 @@ class Problem:
             f"{trained} with S_k={self.kv_len}, which is no multiple of 8": self.trains_captures and self.kv_len % 8 != 0,
             "dropout beside a function of the scores": drops and self.changes_scores,
             "dropout at guarantee='batch': its bits take memory by the batch": drops and by_batch,
-            f"dropout of more than {MOST_DROPOUT_BITS} scores": drops and self.batch * self.heads * self.pairs > MOST_DROPOUT_BITS,
+            f"dropout of more than {dropped} scores {of}": drops and self.turn.scores > dropped,
+            f"dropout of more than {dropped} scores under masks of heads or batch elements": is_cut and self.masks != 1,
             f"masks of more than {most} pairs of a query and a key": self.mask == BLOCK_MASK and pairs > most,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)

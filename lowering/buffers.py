@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, IRNode, TensorBox
+from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, IRNode, SliceView, TensorBox
 from torch._inductor.lowering import empty_strided, full
 from torch._inductor.virtualized import V
 
@@ -29,6 +29,11 @@ def with_aligned_rows(x: IRNode) -> IRNode:
     if last == 1 and (aligned or not multiple(x.get_size()[-1], ALIGNED)):
         return x
     return ExternKernel.require_contiguous(ExternKernel.copy_input(x))
+
+
+def sliced(x: IRNode, axis: int, first: int, count: int) -> TensorBox:
+    """A view of so many along an axis, of what is in memory."""
+    return TensorBox(SliceView.create(x, axis, first, first + count))
 
 
 def multiple(size: sympy.Expr | int, factor: int) -> bool:

@@ -62,7 +62,7 @@ def _rows_in_parts(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) 
     parts = {"bands": sympy.Integer(1), "sets": sympy.Integer(1)}
     if inputs.resolution.may_cut_chains:
         rule = RunTimeParts(problem.group, tile.block_n, kv_tiles)
-        parts = run_time.fields(rule, "parts", inputs.kv_len, inputs.kv_heads_total)
+        parts = run_time.fields(rule, "parts", inputs.kv_len, _kv_heads(inputs))
     are_whole = parts["bands"] == parts["sets"] == 1
     rows = rows_of_mask(inputs, mask, mods, tile, in_parts=not are_whole, with_bits=with_bits)
     if rows.bands > 1:
@@ -78,5 +78,9 @@ def _rows_in_parts(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) 
 
 
 def _chains(inputs: Inputs, tile: Tile) -> sympy.Expr:
-    """KV tiles of all kv heads of the batch; in segments, those of each."""
-    return inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n) * max(1, inputs.resolution.problem.segments)
+    """KV tiles of all kv heads of a launch; in segments, those of each."""
+    return _kv_heads(inputs) * CeilDiv(inputs.kv_len, tile.block_n) * max(1, inputs.resolution.problem.segments)
+
+
+def _kv_heads(inputs: Inputs) -> sympy.Expr:
+    return FloorDiv(inputs.kv_heads_total, inputs.resolution.turns)

@@ -96,6 +96,7 @@ def decision(inputs: Inputs, found: kernels.Gradients, mark: Mark) -> Decision:
         chosen_by_timing=mark.chosen_by_timing,
         kernel=resolution.kernel,
         tile=resolution.tile_text,
+        turns=resolution.turns if resolution.turns > 1 else None,
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
         dropout=resolution.problem.dropout and resolution.problem.dropout.p,

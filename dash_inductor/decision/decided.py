@@ -69,6 +69,7 @@ class Decision:
             "FA2" and "FA3", whose interface the op of a package has; None for torch's own, and where that is not known.
         segments: of this rank's queries, of which dK and dV are summed apart under context parallelism (`Config.segment`); None
             where they are not.
+        turns: launches of the kernel, each of which has some of the heads (docs/cases.md); None where one has all.
         over_ranks: how its keys come from the ranks of context parallelism: GATHERED, or RING, some at a time. None where that is
             not seen.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
@@ -120,6 +121,7 @@ class Decision:
     stride: int | None = None
     launch: str | None = None
     segments: int | None = None
+    turns: int | None = None
     over_ranks: str | None = None
     sms: int | None = None
     guarantee: str | None = None
@@ -196,7 +198,8 @@ class Decision:
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
         time = time if self.step_ns is None else f", predicted by mask: {self.step_ns} ns for each visited tile"
         segments = f", dK and dV in segments: {self.segments}" if self.segments else ""
-        return f"{subject} -> {self.schedule}{segments}, tile {self.tile}, guarantee {self.guarantee}{time}{timed}"
+        turns = f", heads in turns: {self.turns}" if self.turns else ""
+        return f"{subject} -> {self.schedule}{segments}{turns}, tile {self.tile}, guarantee {self.guarantee}{time}{timed}"
 
 
 def size_text(size: object) -> int | str:

@@ -107,7 +107,7 @@ def _parts(resolution: Resolution, tile: Tile) -> list[tuple[bool, bool]]:
     if not resolution.may_cut_chains:
         found.add((False, False))
     elif problem.is_static:
-        parts = parts_for(problem.kv_heads_total, problem.group, -(-problem.kv_len // tile.block_n))
+        parts = parts_for(resolution.turn.kv_heads_total, problem.group, -(-problem.kv_len // tile.block_n))
         found.add((parts.bands > 1, parts.sets > 1))
     else:
         found |= {(bands, sets) for bands in (False, True) for sets in {False, problem.group > 1}}

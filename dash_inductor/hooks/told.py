@@ -46,7 +46,8 @@ class Rank:
                 self._store.set(f"{DIFFERENCE}/{self._store.add(DIFFERENCES, 1)}", text)
 
     def tell_facts(self, mine: Mapping[str, str], graph: str = "") -> None:
-        """What decides bits in this process, once; and what it changed to first, second and so on, for each graph that it met then."""
+        """What decides bits in this process, once; and for each graph what it was compiled under: the first settings, the second or
+        so on, which are compared where ranks have the graph under theirs of that number."""
         if not graph and self._facts:
             return
         if mine not in self._facts:

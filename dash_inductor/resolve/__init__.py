@@ -93,6 +93,16 @@ class Resolution:
         return forced
 
     @property
+    def turn(self) -> Problem:
+        """What a launch of one pass has: all of the problem, or one turn of the Gluon kernel."""
+        return self.problem.turn if self.kernel == GLUON else self.problem
+
+    @property
+    def turns(self) -> int:
+        """How many of them there are, each with a launch."""
+        return 1 if self.turn is self.problem else self.problem.kv_heads_total // self.turn.kv_heads_total
+
+    @property
     def slices(self) -> int:
         """How many launches of the Gluon kernel there are, each for some of the KV tiles."""
         return self.problem.slices if self.kernel == GLUON else 1
@@ -116,16 +126,18 @@ class Resolution:
 
     @cached_property
     def schedule(self) -> tuple[Plan, int | None]:
-        """(The order placed for all heads, its time in ns or None where the cost model has none), for sizes that are known."""
-        tiled = self.problem.tiled(self.tile)
+        """(The order placed for all heads of a turn, the time of all turns in ns or None where the cost model has none), for sizes
+        that are known."""
+        tiled = self.turn.tiled(self.tile)
         if self.one_pass is None:
             return two_pass_plan(tiled, self.two_pass_costs), two_pass_ns(tiled, self.two_pass_costs)
         assert self.costs
         if self.chained:
             plan = chained_plan(tiled.geometry, self.family, tiled.kv_heads_total, tiled.group)
-            return plan, chained_time(tiled, self.costs, self.family)
+            return plan, self.turns * chained_time(tiled, self.costs, self.family)
         assert self.choice
-        return self.choice.plan(), self.choice.time_ns
+        time_ns = self.choice.time_ns
+        return self.choice.plan(), None if time_ns is None else self.turns * time_ns
 
     @property
     def speed(self) -> Speed:
@@ -180,7 +192,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         if one_pass and not two_pass:
             takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
             fewer = _two_pass_tile(problem, target) if takes_two else None
-            if for_few_chains(problem, target, one_pass, fewer, kernel):
+            if for_few_chains(problem.turn if kernel == GLUON else problem, target, one_pass, fewer, kernel):
                 one_pass, two_pass = None, fewer
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
@@ -223,7 +235,9 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
         by_triton.append(of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON).tflops)
     if is_large or (problem.is_lowered_as_flex and _may_take_two(problem, settings, target)):
         by_triton.append(of_two_passes(problem, target).tflops)
-    return max(by_triton) <= TIE * of_one_pass(problem, target, tile, GLUON).tflops
+    turn = problem.turn
+    busy = 1.0 if turn is problem else min(1.0, turn.kv_heads_total * turn.chains_of_work(tile) / target.sms)
+    return max(by_triton) <= TIE * busy * of_one_pass(problem, target, tile, GLUON).tflops
 
 
 def _one_pass_tile(problem: Problem, target: Target, kernel: str) -> Tile:
@@ -334,7 +348,7 @@ def _why_no_schedule(problem: Problem, settings: Config) -> str | None:
 
 def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
     """One pass or two, and the choice of a schedule, for sizes that are known."""
-    settings, costs, tiled = resolution.settings, resolution.costs, resolution.problem.tiled(one_pass)
+    settings, costs, tiled = resolution.settings, resolution.costs, resolution.turn.tiled(one_pass)
     assert costs
     choice = None
     if resolution.chained:

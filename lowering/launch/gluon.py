@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._inductor.ir import TensorBox
+from torch._inductor.ir import IRNode, TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -25,13 +25,15 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max
 from dash_inductor import templates
 from dash_inductor.first_use.machine import digest_of
 from dash_inductor.problem import BLOCK_MASK, dtype_name
+from dash_inductor.resolve import Resolution
 from dash_inductor.schedule.parts import FEW_CHAINS
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import Tile, gluon_semaphores
 
+from .. import dropout_bits
 from ..block_lists import write_bits
-from ..buffers import ALIGNED, empty, zeros
+from ..buffers import ALIGNED, empty, sliced, zeros
 from ..failed_waits import INTS, report_of
 from ..gluon_functions import Functions, functions_of
 from ..header import add_kernel, add_to_header, root_graph
@@ -138,6 +140,7 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
 
     Of the functions of `mods` the kernel calls those of the scores; what the mask's says is in the bits of the lists. Where there
     is no room for all of them at once, the keys are cut into slices, from the last on: the bits of one, its launch, and the next.
+    For those of dropout heads take turns.
     """
     _, dk_meta, _ = inputs.gradients
     dk = empty_strided(*dk_meta, dtype=inputs.key_gradients_dtype, device=inputs.device)
@@ -196,12 +199,38 @@ def _share(inputs: Inputs, mods: Mods, functions: Functions) -> TensorBox | None
 
 
 def _launches(operands: Any, inputs: Inputs, tile: Tile, walk: Walk, mods: Mods) -> Iterator[Any]:
-    """The operands of each launch: of one, or of one for each slice of the keys, whose bits are written before."""
-    slices = inputs.resolution.slices
-    if slices == 1:
+    """The operands of each launch: of one, or of one for each slice of the keys or turn of the heads, whose bits are written
+    before."""
+    slices, turns = inputs.resolution.slices, inputs.resolution.turns
+    if turns > 1:
+        turn = inputs.resolution.turn
+        for first in range(0, turns * turn.batch * turn.heads, turn.batch * turn.heads):
+            dropout_bits.write(inputs, tile, mods, walk.blocks, first)
+            yield _of_turn(operands, inputs.resolution, first)
+    elif slices == 1:
         yield operands
-        return
+    else:
+        yield from _of_slices(operands, inputs, tile, walk, mods)
+
+
+def _of_turn(operands: Any, resolution: Resolution, first: int) -> Any:
+    """Those of the turn that begins with this query head of the batch, as views."""
+    turn = resolution.turn
+    element, head = divmod(first, resolution.problem.heads)
+
+    def part(x: IRNode, heads: int, first_head: int) -> IRNode:
+        return sliced(sliced(x, 0, element, turn.batch), 1, first_head, heads)
+
+    of_query, of_key = (turn.heads, head), (turn.kv_heads, head // turn.group)
+    parts = {name: part(getattr(operands, name), *of_query) for name in ("query", "grad_out", "neg_lse", "delta")}
+    parts |= {name: part(getattr(operands, name), *of_key) for name in ("key", "value", "dk", "dv")}
+    return operands._replace(dq=sliced(operands.dq, 0, first, turn.batch * turn.heads), **parts)
+
+
+def _of_slices(operands: Any, inputs: Inputs, tile: Tile, walk: Walk, mods: Mods) -> Iterator[Any]:
+    """Those of each slice of the keys, from the last on."""
     assert walk.blocks
+    slices = inputs.resolution.slices
     n_kv = CeilDiv(inputs.kv_len, tile.block_n)
     kv_tiles = CeilDiv(n_kv, slices)
     q_tiles = inputs.query_heads_total * inputs.n_q

@@ -19,7 +19,9 @@ from dash_inductor.templates.tiles import gluon_tile
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 LIBRARY = torch.library.Library("dash_tests", "FRAGMENT")
-LIBRARY.define("dropout_bits(Tensor query, Tensor key, Tensor state, Tensor? blocks, str of, bool causal, int dim) -> Tensor")
+LIBRARY.define(
+    "dropout_bits(Tensor query, Tensor key, Tensor state, Tensor? blocks, str of, bool causal, int dim, int first) -> Tensor"
+)
 P = 0.3
 BLOCK = 128  # queries and keys of a block of a mask
 OP = torch.ops.dash_tests.dropout_bits.default
@@ -32,21 +34,26 @@ def size_of(query, key, head_dim):
 
 
 @torch.library.register_fake(OP.name(), lib=LIBRARY)
-def fake(query, key, state, blocks, generator, causal, head_dim):
+def fake(query, key, state, blocks, generator, causal, head_dim, first):
     return query.new_empty(size_of(query, key, head_dim), dtype=torch.int32)
 
 
 @register_lowering(OP, type_promotion_kind=None)
-def lower(query, key, state, blocks, generator, causal, head_dim):
+def lower(query, key, state, blocks, generator, causal, head_dim, first):
     tile, dropout = gluon_tile(90, "bf16", head_dim), Dropout(P, generator)
     problem = SimpleNamespace(mask="causal" if causal else "full")
     q_len, kv_len = (sympy.sympify(x.get_size()[2]) for x in (query, key))
     sizes = {"q_len": q_len, "kv_len": kv_len, "n_q": -(-q_len // tile.block_m), "device": query.get_device()}
-    inputs = SimpleNamespace(query=in_memory(query), resolution=SimpleNamespace(problem=problem), **sizes)
+    batch, heads = map(int, query.get_size()[:2])
+    resolution = SimpleNamespace(problem=problem, turn=SimpleNamespace(batch=batch, heads=heads), turns=2 if first else 1)
+    inputs = SimpleNamespace(query=in_memory(query), resolution=resolution, **sizes)
     constants = {"OF_FLASH": generator == FLASH, "ROUNDS": ROUNDS[generator], "THRESHOLD": dropout.threshold}
     tiles = {"q_tiles": BLOCK // tile.block_m, "kv_tiles": BLOCK // tile.block_n}
     rows = None if blocks is None else SimpleNamespace(matrix=in_memory(blocks), **tiles)
-    return dropout_bits.with_bits(inputs, tile, Mods(of_dropout=constants, random_state=in_memory(state)), rows).drop_bits
+    mods = dropout_bits.with_bits(inputs, tile, Mods(of_dropout=constants, random_state=in_memory(state)), rows)
+    if first:
+        dropout_bits.write(inputs, tile, mods, rows, first)
+    return mods.drop_bits
 
 
 def elements(words, q_len, kv_len):
@@ -76,11 +83,11 @@ CASES = [
 ]
 
 
-def bits_of(generator, head_dim, heads, q_len, kv_len, offset, *, causal=False, blocks=None):
+def bits_of(generator, head_dim, heads, q_len, kv_len, offset, *, causal=False, blocks=None, first=0):
     query, key = (torch.empty(*heads, length, 8) for length in (q_len, kv_len))
     state = torch.tensor([SEED, offset])
     with emulate():
-        return torch.compile(OP)(query, key, state, blocks, generator, causal, head_dim), state
+        return torch.compile(OP)(query, key, state, blocks, generator, causal, head_dim, first), state
 
 
 @pytest.mark.every_case
@@ -90,6 +97,14 @@ def test_each_element(case):
     words, state = bits_of(*case)
     right = kept(Dropout(P, generator), state, (*heads, q_len, kv_len))
     assert torch.equal(elements(words, q_len, kv_len), right)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("generator", [FLASH, EFFICIENT])
+def test_a_turn_has_those_of_its_heads(generator):
+    words, state = bits_of(generator, 128, (1, 2), 70, 132, 8, first=3)
+    right = kept(Dropout(P, generator), state, (1, 5, 70, 132))
+    assert torch.equal(elements(words, 70, 132), right[:, 3:])
 
 
 @pytest.mark.every_case

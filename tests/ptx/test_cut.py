@@ -1,5 +1,5 @@
-"""The Gluon kernel where queries are cut into segments, with dK and dV of their own, and where keys are cut into slices, each with
-a launch and bits of its own: executed, and in bits what is not cut."""
+"""The Gluon kernel where queries are cut into segments, with dK and dV of their own, and where keys are cut into slices, or heads
+into turns, each with a launch and bits of its own: executed, and in bits what is not cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor.experimental._context_parallel import _cp_custom_o
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dash_inductor.codegen.flex import FlexAttention
-from dash_inductor.problem import most_bits
+from dash_inductor.problem import most_bits, most_dropout_bits
 
 from . import cases
 from .cases import Case, Prepared, same_bits
@@ -37,6 +37,13 @@ SLICED = {
     "varlen of lengths that are symbols": Case("h100", 300, 300, mask="causal", attention="varlen", dynamic=True, **WHOLE),
     "masks of heads": Case("h100", 200, 300, heads=4, kv_heads=2, attention="head-mask", **WHOLE),
     "256": Case("h100", 300, 300, heads=1, head_dim=256, mask_mod="causal", score_mod="alibi", **WHOLE),
+}
+IN_ORDER: dict[str, Any] = {"dropout": 0.3, "settings": BY_GLUON | {"schedule": "descending"}}
+TURNS = {
+    "kv heads": (4, Case("h100", 200, 260, batch=2, heads=4, kv_heads=2, head_dim=128, dtype="fp16", **IN_ORDER)),
+    "batch elements": (2, Case("h100", 261, 261, batch=4, heads=1, mask="causal", attention="efficient", **IN_ORDER)),
+    "chained": (2, Case("h100", 200, 200, batch=2, head_dim=256, **IN_ORDER | {"settings": BY_GLUON | {"launch": "chained"}})),
+    "one mask": (3, Case("h100", 300, 300, heads=3, attention="masked", dropout=0.3, settings=BY_GLUON)),
 }
 
 
@@ -118,3 +125,19 @@ def test_slices_have_the_bits_of_one_launch(name: str) -> None:
     assert launches(whole) == 1 and launches(sliced) > 1
     right_in_one_order(sliced)
     assert same_bits([made.run(check=False) for made in (whole, sliced)])
+
+
+@pytest.mark.parametrize("name", marked(TURNS, "kv heads"))
+def test_turns_have_the_bits_of_one_launch(name: str) -> None:
+    count, case = TURNS[name]
+    whole = Prepared(case)
+    of_head = 128**2 * -(-case.q_len // 128) * -(-case.kv_len // 128)
+    token = most_dropout_bits.set(case.batch * case.heads // count * of_head)
+    try:
+        in_turns = Prepared(case)
+    finally:
+        most_dropout_bits.reset(token)
+    assert [launches(made) for made in (whole, in_turns)] == [1, count]
+    assert [made.generated.decisions[0].turns for made in (whole, in_turns)] == [None, count]
+    right_in_one_order(in_turns)
+    assert same_bits([made.run(check=False) for made in (whole, in_turns)])

@@ -240,8 +240,13 @@ def test_dynamic_shapes_guard(device, length):
         ),
         (
             {"kernel": "gluon"},
-            {"dropout": Dropout(0.1, FLASH), "mask": "full", "q_len": 2**13 + 1, "kv_len": 2**13, **GLUON},
-            "the Gluon kernel takes no dropout of more than 4294967296 scores",
+            {"dropout": Dropout(0.1, FLASH), "mask": "full", "q_len": 2**16 + 1, "kv_len": 2**16, **GLUON},
+            "the Gluon kernel takes no dropout of more than 4294967296 scores of a kv head",
+        ),
+        (
+            {"kernel": "gluon"},
+            {"dropout": Dropout(0.1, FLASH), "masks": 64, "q_len": 2**13 + 1, "kv_len": 2**13, **GLUON},
+            "the Gluon kernel takes no dropout of more than 4294967296 scores under masks of heads or batch elements",
         ),
         (
             {"kernel": "gluon", "guarantee": "batch"},
@@ -282,11 +287,46 @@ def test_as_many_blocks_as_may_be():
     assert resolved(batch=64, masks=1024, q_len=2**16, kv_len=2**16).template == "one_pass"
 
 
+DROPS: dict[str, Any] = {"dropout": Dropout(0.1, FLASH), "mask": "full", "is_flex": False, "stock": None, **GLUON}
+
+
 @pytest.mark.parametrize(
-    ("guarantee", "q_len", "kernel"), [("run", 2**13, "gluon"), ("run", 2**13 + 1, "triton"), ("batch", 2**13, "triton")]
+    ("guarantee", "q_len", "kernel", "turns"),
+    [("run", 2**13, "gluon", 1), ("run", 2**13 + 1, "gluon", 2), ("batch", 2**13, "triton", 1)],
 )
-def test_as_many_bits_of_dropout_as_may_be(guarantee, q_len, kernel):
-    """Of all heads of the batch, so no batch size decides at the level that has the same bits for each."""
-    sizes = {"batch": 64, "q_len": q_len, "kv_len": 2**13, "dropout": Dropout(0.1, FLASH), "mask": "full"}
-    found = resolved(settings={"guarantee": guarantee}, heads=1, kv_heads=1, is_flex=False, stock=None, **sizes, **GLUON)
-    assert found.kernel == kernel
+def test_as_many_bits_of_dropout_as_may_be(guarantee, q_len, kernel, turns):
+    """Of all heads of a launch, so no batch size decides at the level that has the same bits for each."""
+    found = resolved(settings={"guarantee": guarantee}, batch=64, q_len=q_len, kv_len=2**13, **DROPS)
+    assert (found.kernel, found.turns) == (kernel, turns)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "length", "turn"),
+    [
+        (64, 4, 2, 2**13, (16, 4, 2)),
+        (7, 32, 32, 2**13, (1, 32, 32)),  # there is room for two, but seven is a prime number
+        (2, 12, 6, 2**14, (1, 12, 6)),
+        (2, 12, 6, 2**15, (1, 4, 2)),
+        (1, 12, 4, 2**15, (1, 3, 1)),
+    ],
+)
+def test_turns_are_of_batch_elements_or_of_kv_heads_of_one(batch, heads, kv_heads, length, turn):
+    """A launch is planned for one of them, and the time is that of all."""
+    found = resolved(batch=batch, heads=heads, kv_heads=kv_heads, q_len=length, kv_len=length, **DROPS)
+    assert (found.kernel, (found.turn.batch, found.turn.heads, found.turn.kv_heads)) == ("gluon", turn)
+    assert found.turns == batch * heads // (found.turn.batch * found.turn.heads) > 1
+    of_one = resolve(found.turn, found.settings, found.target)
+    assert found.schedule == (of_one.schedule[0], found.turns * of_one.schedule[1])
+
+
+def test_turns_that_leave_half_of_the_sms_idle_are_not_taken():
+    """Each would have 64 chains."""
+    sizes = {"heads": 28, "kv_heads": 4, "q_len": 2**16, "kv_len": 2**13}
+    assert resolved(**sizes, **DROPS).kernel == "triton"
+    assert resolved(settings={"kernel": "gluon"}, **sizes, **DROPS).turns == 4
+
+
+def test_sizes_that_are_symbols_take_no_turns():
+    tensor = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(64, 2), static_shapes=False)
+    reason = problem(batch=tensor.shape[0], q_len=2**13 + 1, kv_len=2**13, **DROPS).why_no_gluon(Config())
+    assert reason and "no dropout of more than 4294967296 scores with sizes that are symbols" in str(reason)
