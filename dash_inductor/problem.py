@@ -228,6 +228,8 @@ class Problem:
             "dropout at guarantee='batch': its bits take memory by the batch": drops and by_batch,
             f"dropout of more than {dropped} scores {of}": drops and self.turn.scores > dropped,
             f"dropout of more than {dropped} scores under masks of heads or batch elements": is_cut and self.masks != 1,
+            # There dK and dV of a batch element are one row for each segment, which no view has.
+            f"dropout of more than {dropped} scores in segments": is_cut and self.segments > 0,
             f"masks of more than {most} pairs of a query and a key": self.mask == BLOCK_MASK and pairs > most,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)

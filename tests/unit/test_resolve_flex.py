@@ -249,6 +249,11 @@ def test_dynamic_shapes_guard(device, length):
             "the Gluon kernel takes no dropout of more than 4294967296 scores under masks of heads or batch elements",
         ),
         (
+            {"kernel": "gluon"},
+            {"dropout": Dropout(0.1, FLASH), "segments": 2, "q_len": 2**13 + 1, "kv_len": 2**13, **GLUON},
+            "the Gluon kernel takes no dropout of more than 4294967296 scores in segments",
+        ),
+        (
             {"kernel": "gluon", "guarantee": "batch"},
             {"dropout": Dropout(0.1, FLASH), "mask": "full", **GLUON},
             "the Gluon kernel takes no dropout at guarantee='batch'",
