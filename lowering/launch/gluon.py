@@ -49,22 +49,29 @@ COMPILED_IN = (
 
 
 class Launch(NamedTuple):
-    """A launch of the kernel: with `arguments`, by so many CTAs, resident together if it is cooperative."""
+    """A launch of the kernel: with `arguments`, by so many CTAs, resident together if it is cooperative.
+
+    compiled: what equal launches ran, if there were some.
+    """
 
     kernel: Any
+    compiled: list[Any]
     arguments: tuple[Any, ...]
     workers: int
     cooperative: bool
 
     def run(self) -> None:
         """Launch it on the current device."""
-        self.kernel.sdpa_backward[(self.workers,)](*self.arguments, **self._options())
+        if not self.compiled:
+            self.compiled.append(self.compile())
+        self.compiled[0][(self.workers, 1, 1)](*self.arguments)  # Triton's own launch would look it up by each argument again
 
     def compile(self) -> Any:
         """What it would run, as Triton keeps it in its cache; the tensors need no memory."""
-        return self.kernel.sdpa_backward.warmup(*self.arguments, grid=(self.workers,), **self._options())
+        return self.kernel.sdpa_backward.warmup(*self.arguments, grid=(self.workers,), **self.options())
 
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """How Triton compiles the kernel for it."""
         return self.kernel.OPTIONS | {"launch_cooperative_grid": self.cooperative}
 
 
@@ -76,7 +83,8 @@ def launch_of(kernel: Any, x: Operands) -> Launch:
     report = _report(mask, x.query.dtype, x.query.shape[3])
     if report is None:
         report = x.query.new_zeros(INTS, dtype=torch.int32)
-    return Launch(kernel, kernel.arguments(x, report=report, most_chains=FEW_CHAINS), x.workers, x.cooperative)
+    plan, arguments = kernel.arguments(x, report=report, most_chains=FEW_CHAINS)
+    return Launch(kernel, plan.compiled, arguments, x.workers, x.cooperative)
 
 
 @functools.cache

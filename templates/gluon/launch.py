@@ -55,11 +55,12 @@ class Lists(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What launches have in common whose tensors differ in their addresses alone.
+    """What launches have in common whose tensors differ in their addresses alone, on one device.
 
     descriptors: of query, key, value, grad_out, neg_lse, delta and dq, each with the tensor of the first launch's shape, but on no
     device. share: the same of `Operands.share`. is_taken: of the first four descriptors, whether TMA takes the tensor as it is.
     lists: `Lists` without tensors. outputs: descriptors of dk and dv, or the strides of both where TMA does not take them.
+    compiled: what Triton made for the first of them, if that was launched; it specialises on nothing that the others have not.
     """
 
     descriptors: tuple[TensorDescriptor, ...]
@@ -70,15 +71,16 @@ class Plan(NamedTuple):
     lists: Any
     sizes: tuple[int, ...]
     slices: tuple[int, ...]
-    outputs: tuple[TensorDescriptor | tuple[int, ...], ...]
+    outputs: tuple[Any, ...]
     attention: Attention
+    compiled: list[Any]
 
 
 _plans: dict[Any, Plan] = {}
 
 
-def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
-    """The arguments of `sdpa_backward`, which is launched with OPTIONS.
+def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Plan, tuple[Any, ...]]:
+    """The arguments of `sdpa_backward`, which is launched with OPTIONS, and the plan of them.
 
     x: in 16 bits, of rows that TMA takes; dq is written where a KV tile sees the Q tile. report: int32 [4] in memory of the host
     that the device can write to, for a wait that gives up. most_chains: as in `Lists`.
@@ -86,38 +88,40 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     Raises:
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
     """
-    shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv, x.table
-    places = [each.data_ptr() % ALIGNED for each in (*shaped[:4], x.dk, x.dv)]
-    form: list[Any] = [x.query.dtype, x.dk.dtype, x.dv.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
-    form += [each is not None and (each.dtype, each.shape) for each in (x.steps, x.bits, x.semaphores, x.share)]
-    form += [most_chains, *x.sizes, *x[FIRST_SCALAR:BEHIND_SCALARS]]
-    plan = _plans.get(key := tuple(form))
+    shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv
+    pointers = x.table, x.steps, x.bits, x.sums, x.semaphores, x.drop_bits, x.share, *x.captures
+    key = (
+        *(x.query.device, x.query.dtype, x.dk.dtype, x.dv.dtype),
+        *[(each.shape, each.stride(), each.data_ptr() % ALIGNED) for each in shaped],
+        *[each is not None and (each.dtype, each.shape, each.data_ptr() % ALIGNED) for each in pointers],
+        *(most_chains, *x.sizes, *x[FIRST_SCALAR:BEHIND_SCALARS]),
+    )
+    plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
         plan = _plans[key] = _plan(x, most_chains)
-    tensors: list[Tensor] = [
-        each if is_taken else each.clone().contiguous() for each, is_taken in zip(shaped[:4], plan.is_taken, strict=True)
-    ]
-    descriptors = [_with(each, base) for each, base in zip(plan.descriptors, (*tensors, *shaped[4:7]), strict=True)]
-    lists = plan.lists._replace(steps=x.steps, bits=x.bits, sums=x.sums) if plan.lists else plan.lists
+    loaded = shaped[:7]
+    if not all(plan.is_taken):
+        copied = [each if fits else each.clone().contiguous() for each, fits in zip(shaped[:4], plan.is_taken, strict=True)]
+        loaded = (*copied, *shaped[4:7])  # type: ignore[assignment]
     return (
-        *descriptors,
-        _with(plan.share, x.share) if plan.share and x.share is not None else None,
-        x.table,
-        x.table.new_empty(plan.own_rows),
-        lists,
-        plan.sizes,
-        plan.slices,
-        x.table.new_zeros(plan.semaphores) if x.semaphores is None else x.semaphores,
-        report,
-        x.dk,
-        x.dv,
-        *(
-            _with(each, base) if isinstance(each, TensorDescriptor) else each
-            for each, base in zip(plan.outputs, (x.dk, x.dv), strict=True)
+        plan,
+        (
+            *map(_with, plan.descriptors, loaded),
+            _with(plan.share, x.share) if plan.share and x.share is not None else None,
+            x.table,
+            x.table.new_empty(plan.own_rows) if plan.own_rows else x.table,  # which then nobody reads
+            plan.lists._replace(steps=x.steps, bits=x.bits, sums=x.sums) if plan.lists else plan.lists,
+            plan.sizes,
+            plan.slices,
+            x.table.new_zeros(plan.semaphores) if x.semaphores is None else x.semaphores,
+            report,
+            x.dk,
+            x.dv,
+            *(map(_with, plan.outputs, shaped[7:]) if plan.attention.BY_TMA.value else plan.outputs),
+            _with_tensors(plan.attention, x),
         ),
-        _with_tensors(plan.attention, x),
     )
 
 
@@ -195,6 +199,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         slices=slices,
         outputs=tuple(_descriptor(each, kv_block) if by_tma else tuple(each.stride()) for each in (x.dk, x.dv)),
         attention=attention,
+        compiled=[],
     )
 
 
@@ -239,7 +244,8 @@ def _descriptor(x: Tensor, block: list[int]) -> TensorDescriptor:
 def _with(descriptor: TensorDescriptor, base: Tensor) -> TensorDescriptor:
     """The descriptor of a tensor; what Triton checks was checked of the first."""
     made: TensorDescriptor = object.__new__(TensorDescriptor)
-    made.__dict__ = {**descriptor.__dict__, "base": base}
+    made.__dict__.update(descriptor.__dict__)
+    made.base = base
     return made
 
 

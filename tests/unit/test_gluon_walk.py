@@ -20,8 +20,11 @@ from hypothesis import strategies as st
 from schedule.positions import as_python, triton
 from schedule.strategies import plans, round_robin
 from schedule.walks import Walks, Work
+from triton.compiler.compiler import CompiledKernel, LazyDict
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.lowering.launch.gluon import launch_of
 from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
 from dash_inductor.schedule.families import REGISTER
 from dash_inductor.schedule.packing import may_share_row, pack_shared, why_no_round_robin
@@ -160,13 +163,66 @@ def test_who_walks_which_lists(walk: Any) -> None:
         assert list(listed(walk, expected)) == expected.works()
 
 
-def arguments(key: torch.Tensor, rows: int = 256, *, dk: torch.Tensor | None = None) -> tuple[Any, ...]:
+def operands(key: torch.Tensor, rows: int = 256, *, dk: torch.Tensor | None = None) -> Operands:
     """Those of a launch; key and dk [1, 2, 200, D]."""
     query, statistics = torch.zeros(key.shape, dtype=key.dtype), torch.zeros(2 * rows)
     dq, table = torch.zeros(2 * 256, key.shape[3]), torch.zeros(8, dtype=torch.int32)
     tensors = (query, key, query, query, statistics, statistics, table, None, None, None, dq, query if dk is None else dk, query)
-    operands = Operands(*tensors, [], [], workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
-    return gluon_kernel().arguments(operands, report=torch.zeros(4, dtype=torch.int32), most_chains=1)
+    return Operands(*tensors, [], [], workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
+
+
+def made_of(x: Operands) -> tuple[Any, tuple[Any, ...]]:
+    return gluon_kernel().arguments(x, report=torch.zeros(4, dtype=torch.int32), most_chains=1)
+
+
+def arguments(*of: Any, **others: Any) -> tuple[Any, ...]:
+    return made_of(operands(*of, **others))[1]
+
+
+def test_the_driver_is_given_what_triton_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By equal launches later too, which look nothing up."""
+    given: list[tuple[Any, ...]] = []
+
+    def without_driver(kernel: CompiledKernel) -> None:
+        kernel._run, kernel.module, kernel.function = (lambda *all_of_them: given.append(all_of_them)), kernel, None
+
+    monkeypatch.setattr(CompiledKernel, "_init_handles", without_driver)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    x = operands(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16))
+    with fake_gpu("h100"):
+        for launch in (launch_of(gluon_kernel(), x) for _ in range(2)):
+            launch.run()
+            launch.kernel.sdpa_backward[(launch.workers,)](*launch.arguments, **launch.options())
+            ours, triton_s = given[-2:]
+            for mine, other in zip(ours, triton_s, strict=True):
+                assert mine is other or mine == other or (isinstance(mine, LazyDict) and mine.get() == other.get())
+    assert len(given) == 4 and len(launch.compiled) == 1
+
+
+def test_what_triton_specialises_on_is_of_a_plan() -> None:
+    """The addresses' multiples of 16 bytes, dtypes and sizes: another plan has another kernel."""
+    x = operands(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16))
+    captured, odd = torch.zeros(8), torch.zeros(9, dtype=torch.int32)[1:]
+    others: list[dict[str, Any]] = [
+        *(
+            {"table": odd},
+            {"workers": 2},
+            {"scale": 0.5},
+            {"sizes": [16]},
+            {"sizes": [17]},
+            {"drop_bits": odd},
+            {"semaphores": odd},
+        ),
+        *(
+            {"captures": [captured]},
+            {"captures": [captured.half()]},
+            {"captures": [captured.view(torch.int32)]},
+            {"captures": [odd]},
+        ),
+    ]
+    plans = [made_of(x._replace(**each))[0] for each in ({}, *others)]
+    assert len({id(plan.compiled) for plan in plans}) == len(plans)
+    assert made_of(x._replace(table=x.table.clone()))[0] is plans[0]
 
 
 def test_tensors_that_tma_cannot_take_are_copied() -> None:
