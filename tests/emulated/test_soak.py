@@ -93,5 +93,5 @@ def test_a_process_that_hangs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.nightly
 def test_ranks_whose_trials_say_something_else():
-    """Both ends come about in these starts: equal bits, and an error before a backward."""
-    assert verdicts.main(["--steps", "40"]) == 0
+    """Both ends come about in these starts, whichever rank tries first: equal bits, and an error before a backward."""
+    assert verdicts.main(["--steps", "40", "--seed", "8"]) == 0
