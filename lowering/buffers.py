@@ -31,9 +31,9 @@ def with_aligned_rows(x: IRNode) -> IRNode:
     return ExternKernel.require_contiguous(ExternKernel.copy_input(x))
 
 
-def sliced(x: IRNode, axis: int, first: int, count: int) -> TensorBox:
-    """A view of so many along an axis, of what is in memory."""
-    return TensorBox(SliceView.create(x, axis, first, first + count))
+def narrow(x: IRNode, dim: int, start: int, length: int) -> TensorBox:
+    """A view of what is in memory, as torch.narrow."""
+    return TensorBox(SliceView.create(x, dim, start, start + length))
 
 
 def multiple(size: sympy.Expr | int, factor: int) -> bool:

@@ -235,8 +235,9 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
         by_triton.append(of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON).tflops)
     if is_large or (problem.is_lowered_as_flex and _may_take_two(problem, settings, target)):
         by_triton.append(of_two_passes(problem, target).tflops)
-    turn = problem.turn
-    busy = 1.0 if turn is problem else min(1.0, turn.kv_heads_total * turn.chains_of_work(tile) / target.sms)
+    turn, busy = problem.turn, 1.0
+    if turn is not problem and settings.guarantee == "run":  # elsewhere the number of SMs may not decide
+        busy = min(busy, turn.kv_heads_total * turn.chains_of_work(tile) / target.sms)
     return max(by_triton) <= TIE * busy * of_one_pass(problem, target, tile, GLUON).tflops
 
 

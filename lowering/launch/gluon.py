@@ -33,7 +33,7 @@ from dash_inductor.templates.tiles import Tile, gluon_semaphores
 
 from .. import dropout_bits
 from ..block_lists import write_bits
-from ..buffers import ALIGNED, empty, sliced, zeros
+from ..buffers import ALIGNED, empty, narrow, zeros
 from ..failed_waits import INTS, report_of
 from ..gluon_functions import Functions, functions_of
 from ..header import add_kernel, add_to_header, root_graph
@@ -227,12 +227,12 @@ def _of_turn(operands: Any, resolution: Resolution, first: int) -> Any:
     element, head = divmod(first, resolution.problem.heads)
 
     def part(x: IRNode, heads: int, first_head: int) -> IRNode:
-        return sliced(sliced(x, 0, element, turn.batch), 1, first_head, heads)
+        return narrow(narrow(x, 0, element, turn.batch), 1, first_head, heads)
 
     of_query, of_key = (turn.heads, head), (turn.kv_heads, head // turn.group)
     parts = {name: part(getattr(operands, name), *of_query) for name in ("query", "grad_out", "neg_lse", "delta")}
     parts |= {name: part(getattr(operands, name), *of_key) for name in ("key", "value", "dk", "dv")}
-    return operands._replace(dq=sliced(operands.dq, 0, first, turn.batch * turn.heads), **parts)
+    return operands._replace(dq=narrow(operands.dq, 0, first, turn.batch * turn.heads), **parts)
 
 
 def _of_slices(operands: Any, inputs: Inputs, tile: Tile, walk: Walk, mods: Mods) -> Iterator[Any]:

@@ -101,10 +101,10 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Plan, t
         if len(_plans) >= MOST_PLANS:
             _plans.clear()
         plan = _plans[key] = _plan(x, most_chains)
-    loaded = shaped[:7]
+    loaded: tuple[Tensor, ...] = shaped[:7]
     if not all(plan.is_taken):
         copied = [each if fits else each.clone().contiguous() for each, fits in zip(shaped[:4], plan.is_taken, strict=True)]
-        loaded = (*copied, *shaped[4:7])  # type: ignore[assignment]
+        loaded = (*copied, *shaped[4:7])
     return (
         plan,
         (

@@ -204,21 +204,9 @@ def test_what_triton_specialises_on_is_of_a_plan() -> None:
     x = operands(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16))
     captured, odd = torch.zeros(8), torch.zeros(9, dtype=torch.int32)[1:]
     others: list[dict[str, Any]] = [
-        *(
-            {"table": odd},
-            {"workers": 2},
-            {"scale": 0.5},
-            {"sizes": [16]},
-            {"sizes": [17]},
-            {"drop_bits": odd},
-            {"semaphores": odd},
-        ),
-        *(
-            {"captures": [captured]},
-            {"captures": [captured.half()]},
-            {"captures": [captured.view(torch.int32)]},
-            {"captures": [odd]},
-        ),
+        *({name: odd} for name in ("table", "drop_bits", "semaphores")),
+        *({"captures": [each]} for each in (captured, captured.half(), captured.view(torch.int32), odd)),
+        *({"workers": 2}, {"scale": 0.5}, {"sizes": [16]}, {"sizes": [17]}),
     ]
     plans = [made_of(x._replace(**each))[0] for each in ({}, *others)]
     assert len({id(plan.compiled) for plan in plans}) == len(plans)
