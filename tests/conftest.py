@@ -28,8 +28,8 @@ LONGEST = (
     "test_cubin.py",
     "test_gluon_cubin.py",
 )
-# Where a case takes seconds. `make test` runs the first case of a test there, and `make nightly` the others.
-# Of a test that is marked `every_case`, `make test` runs all, and a case that is marked `quick` beside the first.
+# Where a case takes seconds. `make test` runs the first case of a test there, of an emulated one the last too, and `make nightly`
+# the others. Of a test that is marked `every_case`, `make test` runs all, and a case that is marked `quick` beside the first.
 SLOW = (INTERPRETED, "expect", "ptx")
 
 
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if folder_of(item) in SLOW and not any(map(item.get_closest_marker, ("every_case", "nightly", "quick"))):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():
-        for item in of_one_test[1:]:
+        for item in of_one_test[1 : -1 if interpreting else None]:
             item.add_marker(pytest.mark.nightly)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
