@@ -54,7 +54,7 @@ def assert_right(found: Any) -> None:
     assert not any(names for names in found["differing"].values() if not (of_cpu and "out" in names)), found
 
 
-@pytest.mark.parametrize("names", ["sdpa", pytest.param("varlen flex", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("names", ["sdpa", pytest.param("varlen flex", id="others", marks=pytest.mark.nightly)])
 def test_equal_bits_for_any_number_of_ranks(names: str, tmp_path: Path) -> None:
     for found in outcomes(2, tmp_path, *names.split()):
         assert_right(found)
