@@ -29,8 +29,8 @@ AT_NIGHT = [*(f"test_many[{case}]" for case in range(1, 5)), *(f"test_one_at_nig
 
 @pytest.fixture
 def collected(tmp_path):
-    """Names that pytest collects of MODULE, which is in two folders of the tests, in order."""
-    for folder in ("expect", "unit"):
+    """Names that pytest collects of MODULE, which is in three folders of the tests, in order."""
+    for folder in ("emulated", "expect", "unit"):
         (tmp_path / "tests" / folder).mkdir(parents=True)
         (tmp_path / "tests" / folder / "test_module.py").write_text(MODULE)
     (tmp_path / "tests/conftest.py").write_text((TESTS / "conftest.py").read_text())
@@ -39,6 +39,7 @@ def collected(tmp_path):
     def run(*arguments):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
         environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        environ["TRITON_INTERPRET"] = str(int("tests/emulated" in arguments))
         output = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
         return [line.partition("::")[2] for line in output.splitlines() if "::" in line]
 
@@ -49,6 +50,12 @@ def test_where_cases_take_seconds_the_first(collected):
     assert collected("tests/expect") == BY_DAY
     assert collected("tests/expect", "-m", "nightly") == AT_NIGHT
     assert sorted(collected("tests/expect", "-m", "")) == sorted(BY_DAY + AT_NIGHT)
+
+
+def test_of_emulated_tests_the_last_too(collected):
+    last = ["test_many[4]", "test_one_at_night[3]"]
+    assert sorted(collected("tests/emulated")) == sorted(BY_DAY + last)
+    assert sorted(collected("tests/emulated", "-m", "nightly")) == sorted({*AT_NIGHT} - {*last})
 
 
 def test_elsewhere_all(collected):
